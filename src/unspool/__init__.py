@@ -1,0 +1,1 @@
+"""unspool: token-exact, multi-turn agent rollouts for reinforcement learning of language models."""
