@@ -1,1 +1,90 @@
-"""unspool: token-exact, multi-turn agent rollouts for reinforcement learning of language models."""
+"""unspool: token-exact, multi-turn agent rollouts for reinforcement learning of language models.
+
+Everything public is reachable from here and loads when it is first asked for; importing unspool loads neither torch
+nor transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unspool.engines import (
+        Batching,
+        Engine,
+        GenerateRequest,
+        Generation,
+        SampledSequence,
+        SampleResponse,
+        ScriptedEngine,
+        TorchEngine,
+    )
+    from unspool.episode import Episode, Limits, run_episode
+    from unspool.policy import TokenPolicy
+    from unspool.record import Cause, Record, Span
+    from unspool.rollout import MultiTurnRollout, Rollout, RolloutStats
+    from unspool.template import ChatTemplate
+    from unspool.types import Message, RolloutInterrupted, SamplingParams, ToolCall, UnspoolError
+    from unspool.world import Step, Tool, ToolManager, World, calculator, tool
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "unspool.engines": "Batching Engine GenerateRequest Generation SampledSequence SampleResponse ScriptedEngine"
+    " TorchEngine",
+    "unspool.episode": "Episode Limits run_episode",
+    "unspool.policy": "TokenPolicy",
+    "unspool.record": "Cause Record Span",
+    "unspool.rollout": "MultiTurnRollout Rollout RolloutStats",
+    "unspool.template": "ChatTemplate",
+    "unspool.types": "Message RolloutInterrupted SamplingParams ToolCall UnspoolError",
+    "unspool.world": "Step Tool ToolManager World calculator tool",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = [
+    "Batching",
+    "Cause",
+    "ChatTemplate",
+    "Engine",
+    "Episode",
+    "GenerateRequest",
+    "Generation",
+    "Limits",
+    "Message",
+    "MultiTurnRollout",
+    "Record",
+    "Rollout",
+    "RolloutInterrupted",
+    "RolloutStats",
+    "SampleResponse",
+    "SampledSequence",
+    "SamplingParams",
+    "ScriptedEngine",
+    "Span",
+    "Step",
+    "TokenPolicy",
+    "Tool",
+    "ToolCall",
+    "ToolManager",
+    "TorchEngine",
+    "UnspoolError",
+    "World",
+    "calculator",
+    "run_episode",
+    "tool",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'unspool' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

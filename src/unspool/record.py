@@ -16,7 +16,7 @@ from enum import StrEnum
 from itertools import chain, repeat
 from typing import Any, Literal, cast
 
-from unspool.types import RecordError
+from unspool.types import MessageDict, RecordError, ToolInfo
 
 Origin = Literal["prompt", "sampled", "bridge"]
 IGNORE_INDEX = -100
@@ -94,12 +94,14 @@ def _as_int(token: object, what: str) -> int:
 class Record:
     """One path through the tree of an episode's spans; `fork` makes another path of the same tree."""
 
-    __slots__ = ("_ends", "_spans", "_tree", "cause", "forked_at", "parent", "turns")
+    __slots__ = ("_ends", "_spans", "_tree", "cause", "forked_at", "messages", "parent", "tools", "turns")
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
         self._ends: list[int] = []
         self.turns = 0  # sampled turns on this path
+        self.messages: list[MessageDict] = []  # the conversation that the tokens stand for
+        self.tools: list[ToolInfo] | None = None  # what was on offer; None: not known
         self._tree: list[Record] = [self]
         self.parent: Record | None = None
         self.forked_at: int | None = None
@@ -200,8 +202,12 @@ class Record:
 
     @property
     def input_ids(self) -> list[int]:
+        return self.prefix_ids(len(self._spans))
+
+    def prefix_ids(self, count: int) -> list[int]:
+        """The ids of the first `count` spans."""
         ids: list[int] = []
-        for span in self._spans:
+        for span in self._spans[:count]:
             ids += span.tokens
         return ids
 
@@ -290,14 +296,14 @@ class Record:
     # ------------------------------------------------------------------ to and from a trajectory
 
     def to_trajectory(self) -> dict[str, Any]:
-        """The arrays, `spans`, and, where the tree has branches, `branches` and `branch` (this path's index).
+        """`messages`, the arrays, `spans`, and, where the tree branched, `branches` and `branch` (this path's index).
 
         `spans` is a list of dicts: `origin`, `length`, `turn`, `message`, and, where they say something,
         `trained`, `metadata`, `logprobs` (where other sampled spans have none). `branches` holds for each path
-        its `parent` (index), `forked_at`, `cause`, and the arrays and spans of its own part.
+        its `parent` (index), `forked_at`, `cause`, `messages`, and the arrays and spans of its own part.
         `Record.from_trajectory` makes the same record of it again.
         """
-        trajectory = self.to_arrays()
+        trajectory: dict[str, Any] = {"messages": list(self.messages), **self.to_arrays()}
         trajectory["spans"] = _compact(self._spans, trajectory["logprobs"] is None)
         if len(self._tree) > 1:
             trajectory["branch"] = _position(self._tree, self)
@@ -313,6 +319,7 @@ class Record:
             "parent": None if self.parent is None else _position(self._tree, self.parent),
             "forked_at": self.forked_at,
             "cause": None if self.cause is None else str(self.cause),
+            "messages": list(self.messages),
             **arrays,
             "spans": _compact(own._spans, arrays["logprobs"] is None),
         }
@@ -337,6 +344,8 @@ class Record:
         missing = [name for name in (*_ARRAYS, "spans") if name not in part]
         if missing:
             raise RecordError(f"the trajectory has no {missing[0]!r}: it was not recorded token by token")
+        self.messages = list(part.get("messages", ()))
+        self.tools = part.get("tools")
         begin, start = len(self._spans), 0
         for span in part["spans"]:
             where = slice(start, start + span["length"])

@@ -61,8 +61,11 @@ class Generation:
 class Engine(Protocol):
     """Token-level inference. `logprobs` says whether generations carry log-probabilities."""
 
-    version: int
-    logprobs: bool
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def logprobs(self) -> bool: ...
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one turn. Cancelling the call aborts the request."""

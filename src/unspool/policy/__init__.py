@@ -1,1 +1,6 @@
-"""."""
+"""The side of an episode that speaks: a model behind a template, or an API."""
+
+from unspool.policy.protocol import Policy, Turn
+from unspool.policy.token import TokenPolicy
+
+__all__ = ["Policy", "TokenPolicy", "Turn"]

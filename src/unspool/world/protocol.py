@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from unspool.types import Message, MessageDict, ToolInfo
+from unspool.types import Message, MessageDict, ToolCall, ToolInfo
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFailure:
     """A call that could not be answered as asked; the model got `error` as its answer.
 
-    `kind` is `bad_json`, `unclosed`, `unknown_tool`, `bad_arguments`, `exception`, `timeout` or `truncated`.
+    `kind` is `bad_json`, `unclosed`, `unknown_tool`, `bad_arguments`, `exception`, `timeout`,
+    `truncated`, or `limit` (the episode's `max_tool_calls`).
     """
 
     name: str
@@ -56,3 +57,8 @@ class World(Protocol):
     async def step(self, message: Message) -> Step:
         """Answer a turn that `wants` one."""
         ...
+
+
+def tool_answer(call: ToolCall, content: str) -> MessageDict:
+    """The tool message that answers `call`."""
+    return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}

@@ -1,0 +1,25 @@
+"""Whatever a user calls an engine, as an `Engine`; what cannot be one is refused here, at construction."""
+
+from __future__ import annotations
+
+from unspool.engines.batching import Batching
+from unspool.engines.protocol import Engine
+from unspool.types import InvalidTypeError
+
+
+def as_engine(value: object) -> Engine:
+    """An engine as it is, a sampler behind `Batching`.
+
+    Raises:
+        InvalidTypeError: for anything that does not take and give token ids.
+    """
+    if isinstance(value, type):
+        raise InvalidTypeError(f"sampler is the class {value.__name__}; give an instance of it")
+    if isinstance(value, Engine):
+        return value
+    if callable(getattr(value, "sample", None)):
+        return Batching(value)  # type: ignore[arg-type]
+    raise InvalidTypeError(
+        f"sampler must be an Engine (token ids in and out) or have sample(batch, sampling_params), "
+        f"which {type(value).__name__} has not; something that returns text only cannot be recorded token by token"
+    )

@@ -1,0 +1,270 @@
+"""The one loop: a policy and a world take turns until one of them, or a limit, ends the episode.
+
+The order of checks in a turn is fixed: sample, `length`?, trajectory cap?, no calls: done, turn cap?, tools. No tool
+runs after a turn that was cut, nor behind the last turn that is allowed. An error ends the episode as a value on it
+(`api_error`); only cancellation leaves `run_episode` as an exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+from unspool.policy import Policy, Turn
+from unspool.record import Record
+from unspool.types import InvalidValueError, Message, MessageDict, SamplingParams, StopReason, ToolCall, ToolInfo
+from unspool.world.protocol import Step, ToolFailure, World, tool_answer
+
+logger = logging.getLogger("unspool")
+
+_NO_MORE_CALLS = "no more tool calls are allowed in this conversation; answer with what you have"
+
+TRUNCATING: frozenset[StopReason] = frozenset({"length", "max_turns", "timeout"})
+"""The stop reasons that mean: a limit ended the episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ends an episode that does not end by itself.
+
+    Attributes:
+        max_turns: assistant turns; None: no limit.
+        max_trajectory_tokens: hard cap on `len(input_ids)`; it shrinks `max_tokens`, and a bridge that would reach it
+            ends the episode.
+        max_tool_calls: calls that are run; further ones are answered with an error that says so.
+        timeout: wall-clock seconds over the whole episode.
+        malformed_calls: what a call that is not well-formed does: `answer`, the model is told what is wrong; `end`,
+            the episode ends with `parse_error`.
+    """
+
+    max_turns: int | None = 6
+    max_trajectory_tokens: int | None = None
+    max_tool_calls: int | None = None
+    timeout: float | None = None
+    malformed_calls: Literal["answer", "end"] = "answer"
+
+    def __post_init__(self) -> None:
+        for name in ("max_turns", "max_trajectory_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidValueError(f"{name} must be at least 1, or None for no limit, not {value!r}")
+        if self.max_tool_calls is not None and self.max_tool_calls < 0:
+            raise InvalidValueError(f"max_tool_calls must be at least 0, or None, not {self.max_tool_calls!r}")
+        if self.timeout is not None and not self.timeout > 0:
+            raise InvalidValueError(f"timeout must be above 0 seconds, or None, not {self.timeout!r}")
+        if self.malformed_calls not in ("answer", "end"):
+            raise InvalidValueError(f"malformed_calls must be 'answer' or 'end', not {self.malformed_calls!r}")
+
+
+@dataclass(eq=False, slots=True)
+class Episode:
+    """An episode as far as it has come. `stop_reason` is None while it runs.
+
+    Attributes:
+        record: the tokens; a branch of the first record where the conversation branched.
+        messages: the conversation.
+        turns: what the policy said, each `Turn` with its calls, their token spans and their status.
+        tool_errors: dicts with `turn`, `name`, `call_id`, `kind`, `error`.
+        timings: seconds: `generate` and `tools` as summed waiting times, `total`.
+        reward: the sum of what the world gave; None where it gave nothing.
+    """
+
+    messages: list[MessageDict]
+    record: Record = field(default_factory=Record)
+    turns: list[Turn] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+    truncated: bool = False
+    error: str | None = None
+    tool_errors: list[dict[str, Any]] = field(default_factory=list)
+    timings: dict[str, float] = field(default_factory=lambda: {"generate": 0.0, "tools": 0.0, "total": 0.0})
+    reward: float | None = None
+
+    def end(self, reason: StopReason, error: str | None = None) -> None:
+        """Close the episode; the first reason given stands."""
+        if self.stop_reason is None:
+            self.stop_reason, self.truncated, self.error = reason, reason in TRUNCATING, error
+
+
+class Observer(Protocol):
+    """Told what an episode is doing while it does it."""
+
+    def phase(self, name: Literal["generate", "tools"], change: int) -> None:
+        """One more (+1) or one fewer (-1) episode is in this phase."""
+        ...
+
+    def sampled(self, tokens: int) -> None: ...
+
+
+async def run_episode(
+    policy: Policy,
+    world: World | None,
+    limits: Limits | None = None,
+    *,
+    messages: Sequence[MessageDict] = (),
+    tools: Sequence[ToolInfo] | None = None,
+    params: SamplingParams | None = None,
+    session: str = "",
+    seed: Callable[[int], int] | int = 0,
+    episode: Episode | None = None,
+    observer: Observer | None = None,
+) -> Episode:
+    """Run one conversation to its end.
+
+    Args:
+        policy: who speaks.
+        world: who answers; None: the first turn is the last.
+        limits: see `Limits`.
+        messages: the conversation so far.
+        tools: what is offered to the model; None: what the world offers.
+        params: how to sample; None: the policy's own.
+        session: unique to the episode.
+        seed: a function from the turn (from 0) to its seed, or the seed of the first, from which the others count.
+        episode: to be filled in, for a caller that wants to see it even if it is cancelled.
+        observer: told what is going on.
+
+    Returns:
+        The episode, ended. What the policy or the world raised is in `error`.
+    """
+    episode = Episode(list(messages)) if episode is None else episode
+    drive = _Drive(policy, world, limits or Limits(), episode, observer)
+    started = time.perf_counter()
+    clock = asyncio.timeout(drive.limits.timeout)
+    try:
+        async with clock:
+            await drive.run(tools, params, session, seed if callable(seed) else lambda turn: seed + turn)
+    except TimeoutError as error:
+        if clock.expired():
+            episode.end("timeout", f"the episode took longer than its {drive.limits.timeout} s (in {drive.doing})")
+        else:
+            drive.failed(error)
+    except Exception as error:
+        drive.failed(error)
+    finally:
+        episode.timings["total"] = time.perf_counter() - started
+    return episode
+
+
+class _Drive:
+    """One run of the loop; it exists to keep what the turns share."""
+
+    __slots__ = ("calls_run", "doing", "episode", "limits", "observer", "policy", "world")
+
+    def __init__(
+        self, policy: Policy, world: World | None, limits: Limits, episode: Episode, observer: Observer | None
+    ) -> None:
+        self.policy, self.world, self.limits = policy, world, limits
+        self.episode, self.observer = episode, observer
+        self.doing: str = "start"
+        self.calls_run = 0
+
+    def failed(self, error: Exception) -> None:
+        logger.debug("an episode ended with an error (in %s)", self.doing, exc_info=error)
+        self.episode.end("api_error", f"{type(error).__name__}: {error}")
+
+    async def run(
+        self,
+        tools: Sequence[ToolInfo] | None,
+        params: SamplingParams | None,
+        session: str,
+        seed: Callable[[int], int],
+    ) -> None:
+        episode, limits = self.episode, self.limits
+        offered = list(tools) if tools is not None else self.world.tool_infos() if self.world is not None else []
+        while episode.stop_reason is None:
+            turn = len(episode.turns)
+            with self._phase("generate"):
+                said = await self.policy.extend(
+                    episode.record,
+                    episode.messages,
+                    offered,
+                    params=params,
+                    session=session,
+                    seed=seed(turn),
+                    max_total=limits.max_trajectory_tokens,
+                )
+            if self._note(said):
+                await self._answer(said)
+
+    def _note(self, said: Turn) -> bool:
+        """Keep a turn, and say whether the world may answer it; every check of the loop's order stands here."""
+        episode, limits = self.episode, self.limits
+        episode.record = said.record
+        if said.message is None:
+            episode.end("length", self._no_room(said))
+            return False
+        if self.observer is not None:
+            self.observer.sampled(said.sampled)
+        episode.turns.append(said)
+        episode.messages.append(said.record.messages[-1])
+        cap = limits.max_trajectory_tokens
+        if said.stop_reason == "length" or (cap is not None and len(said.record) >= cap):
+            episode.end("length")
+        elif self.world is None or not self.world.wants(said.message):
+            episode.end("stop")
+        elif limits.malformed_calls == "end" and (bad := malformed(said)) is not None:
+            episode.end("parse_error", bad)
+        elif limits.max_turns is not None and len(episode.turns) >= limits.max_turns:
+            episode.end("max_turns")
+        return episode.stop_reason is None
+
+    def _no_room(self, said: Turn) -> str | None:
+        """A prompt that leaves no room to answer is an error; a later turn without room is an end like another."""
+        if self.episode.turns:
+            return None
+        return (
+            f"the prompt has {said.needed} tokens, which leaves no room below the limit of {said.cap} for the whole "
+            "trajectory; raise max_trajectory_tokens (or the engine's context) or shorten the prompt"
+        )
+
+    async def _answer(self, said: Turn) -> None:
+        assert self.world is not None and said.message is not None
+        episode, turn = self.episode, len(self.episode.turns) - 1
+        message, refused = self._within_budget(said.message)
+        step = Step()
+        if message.tool_calls or not refused:
+            with self._phase("tools"):
+                step = await self.world.step(message)
+        episode.messages.extend(step.messages)
+        for failure in step.failures:
+            episode.tool_errors.append({"turn": turn, **asdict(failure)})
+        for call in refused:
+            failure = ToolFailure(call.name, call.id, "limit", f"Error: {_NO_MORE_CALLS}")
+            episode.messages.append(tool_answer(call, failure.error))
+            episode.tool_errors.append({"turn": turn, **asdict(failure)})
+        if step.reward is not None:
+            episode.reward = (episode.reward or 0.0) + step.reward
+        if step.done:
+            episode.end("env_done")
+
+    def _within_budget(self, message: Message) -> tuple[Message, tuple[ToolCall, ...]]:
+        """The message with the calls that may still run, and those that are over `max_tool_calls`."""
+        most, calls = self.limits.max_tool_calls, message.tool_calls
+        left = len(calls) if most is None else max(most - self.calls_run, 0)
+        self.calls_run += min(left, len(calls))
+        return (message, ()) if left >= len(calls) else (replace(message, tool_calls=calls[:left]), calls[left:])
+
+    @contextmanager
+    def _phase(self, name: Literal["generate", "tools"]) -> Iterator[None]:
+        self.doing = name
+        if self.observer is not None:
+            self.observer.phase(name, +1)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.episode.timings[name] += time.perf_counter() - started
+            if self.observer is not None:
+                self.observer.phase(name, -1)
+
+
+def malformed(said: Turn) -> str | None:
+    """What is wrong with the first call of a turn that is not well-formed (`bad_json` or `unclosed`), or None."""
+    for call in said.message.tool_calls if said.message is not None else ():
+        if call.status in ("bad_json", "unclosed"):
+            return f"the call {call.name or '(no name)'} is {call.status}: {call.error}"
+    return None

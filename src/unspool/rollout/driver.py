@@ -1,0 +1,261 @@
+"""Runs the episodes of a rollout side by side, each on a task of its own, and hands them back as they end.
+
+One episode never waits for another: the engine and the tool managers decide what runs together. A list given comes
+back as a list of the same length in the same order, whatever happens to single episodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, Protocol, Self
+
+from unspool.episode import Limits, run_episode
+from unspool.loop import run_sync, submit
+from unspool.policy import Policy
+from unspool.rollout.base import Rollout
+from unspool.rollout.jobs import Job, check_worlds, finished, make_jobs
+from unspool.rollout.progress import progress_display
+from unspool.rollout.stats import RolloutStats
+from unspool.threads import run_in_thread
+from unspool.trace import TraceWriter
+from unspool.types import InvalidValueError, RolloutInterrupted, SamplingParams, Trajectory
+from unspool.world.protocol import World
+
+Worlds = World | Sequence[World | None] | None
+
+
+class RolloutPolicy(Policy, Protocol):
+    """What a rollout needs of a policy beyond turns."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def with_template_kwargs(self, **kwargs: Any) -> Policy: ...
+
+
+class EpisodeRollout(Rollout):
+    """A rollout of one policy. `MultiTurnRollout` is the public face; see there for the parameters."""
+
+    def __init__(
+        self,
+        policy: RolloutPolicy,
+        tool_manager: Worlds,
+        sampling_params: SamplingParams,
+        limits: Limits,
+        *,
+        trace: TraceWriter | None,
+        seed: int | None,
+        num_generations: int,
+        concurrency: int | None,
+        progress: bool | None,
+    ) -> None:
+        check_worlds(tool_manager)
+        for name, value in (("num_generations", num_generations), ("concurrency", concurrency)):
+            if value is not None and value < 1:
+                raise InvalidValueError(f"{name} must be at least 1, not {value!r}")
+        self.policy = policy
+        self.tool_manager = tool_manager
+        self.sampling_params = _one_sample(sampling_params)
+        self.limits = limits
+        self.trace = trace
+        self.num_generations = num_generations
+        self.concurrency = concurrency
+        self.progress = progress
+        self.seed = next(s for s in (seed, sampling_params.seed, secrets.randbits(63)) if s is not None)
+        self.stats = RolloutStats()
+        self._calls = itertools.count()
+        self._name = secrets.token_hex(4)
+
+    # ------------------------------------------------------------------ entries
+
+    def __call__(  # type: ignore[override]  # the base takes any keywords, this one names them
+        self,
+        trajectories: list[Trajectory],
+        *,
+        sampling_params: SamplingParams | Mapping[str, Any] | None = None,
+        tool_manager: Worlds = None,
+        global_step: int | None = None,
+    ) -> list[Trajectory]:
+        """Run them all and wait; from a script, a notebook, or any thread.
+
+        Args:
+            trajectories: dicts with `messages`; see `MultiTurnRollout`.
+            sampling_params, tool_manager: instead of those given at construction.
+            global_step: of the training run; it enters the seeds and the names of trace files.
+
+        Raises:
+            RolloutInterrupted: on Ctrl-C; `.results` has every trajectory, unfinished ones `cancelled`.
+        """
+        run = self._run(trajectories, sampling_params, tool_manager, global_step)
+        future = submit(run.collect())
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            run.interrupt()
+            raise RolloutInterrupted(future.result()) from None
+
+    async def acall(
+        self,
+        trajectories: list[Trajectory],
+        *,
+        sampling_params: SamplingParams | Mapping[str, Any] | None = None,
+        tool_manager: Worlds = None,
+        global_step: int | None = None,
+    ) -> list[Trajectory]:
+        """The same on the caller's event loop; cancelling it cancels every episode."""
+        return await self._run(trajectories, sampling_params, tool_manager, global_step).collect()
+
+    async def stream(
+        self,
+        trajectories: list[Trajectory],
+        *,
+        sampling_params: SamplingParams | Mapping[str, Any] | None = None,
+        tool_manager: Worlds = None,
+        global_step: int | None = None,
+    ) -> AsyncGenerator[Trajectory, None]:
+        """The finished trajectories as they end, in completion order. Leaving the loop early cancels the rest."""
+        run = self._run(trajectories, sampling_params, tool_manager, global_step)
+        async with contextlib.aclosing(run.stream()) as outputs:
+            async for _, output in outputs:
+                yield output
+
+    def close(self) -> None:
+        """Close the engine."""
+        run_sync(self.policy.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _run(
+        self,
+        trajectories: list[Trajectory],
+        sampling_params: SamplingParams | Mapping[str, Any] | None,
+        tool_manager: Worlds,
+        global_step: int | None,
+    ) -> _Run:
+        params = self.sampling_params if sampling_params is None else _one_sample(SamplingParams.of(sampling_params))
+        call = next(self._calls)
+        jobs = make_jobs(
+            trajectories,
+            self.tool_manager if tool_manager is None else tool_manager,
+            run_seed=self.seed,
+            step=("call", call) if global_step is None else ("step", global_step),
+            prefix=f"{self._name}-{call}",
+            num_generations=self.num_generations,
+        )
+        self.stats = RolloutStats(total=len(jobs))
+        return _Run(self, jobs, params, global_step, self.stats)
+
+
+def _one_sample(params: SamplingParams) -> SamplingParams:
+    if params.num_samples != 1:
+        raise InvalidValueError(
+            f"num_samples must be 1 in a rollout, not {params.num_samples}; for groups use num_generations"
+        )
+    return params
+
+
+class _Run:
+    """One call of a rollout."""
+
+    def __init__(
+        self, rollout: EpisodeRollout, jobs: list[Job], params: SamplingParams, step: int | None, stats: RolloutStats
+    ) -> None:
+        self.rollout, self.jobs, self.params, self.step, self.stats = rollout, jobs, params, step, stats
+        self._interrupted = False
+        self._cancel: Callable[[], object] | None = None
+
+    def interrupt(self) -> None:
+        """End every episode as `cancelled`, from any thread; what has ended stays as it is."""
+        self._interrupted = True
+        if self._cancel is not None:
+            self._cancel()
+
+    async def collect(self) -> list[Trajectory]:
+        outputs: list[Trajectory] = [{}] * len(self.jobs)
+        async with contextlib.aclosing(self.stream()) as stream:
+            async for index, output in stream:
+                outputs[index] = output
+        return outputs
+
+    async def stream(self) -> AsyncGenerator[tuple[int, Trajectory], None]:
+        """(index, output) of each episode as it ends."""
+        if not self.jobs:
+            return
+        await self.rollout.policy.start()
+        loop, done = asyncio.get_running_loop(), asyncio.Queue[tuple[int, asyncio.Task[Trajectory]]]()
+        room = asyncio.Semaphore(self.rollout.concurrency) if self.rollout.concurrency else None
+        tasks: list[asyncio.Task[Trajectory]] = []
+        for index, job in enumerate(self.jobs):
+            task = loop.create_task(self._one(job, room))
+            task.add_done_callback(lambda task, index=index: done.put_nowait((index, task)))  # type: ignore[misc]
+            tasks.append(task)
+        self._cancel = lambda: loop.call_soon_threadsafe(_cancel_all, tasks)
+        if self._interrupted:
+            _cancel_all(tasks)
+        try:
+            with progress_display(self.stats, self.rollout.progress):
+                for _ in self.jobs:
+                    index, task = await done.get()
+                    output = self._output(self.jobs[index], task)
+                    self.stats.ended(output)
+                    tasks[index] = task
+                    yield index, output
+        finally:
+            self._cancel = None
+            self.stats.close()
+            _cancel_all(tasks)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _output(self, job: Job, task: asyncio.Task[Trajectory]) -> Trajectory:
+        if not task.cancelled():
+            return task.result()
+        job.episode.end("cancelled")
+        return finished(job)
+
+    async def _one(self, job: Job, room: asyncio.Semaphore | None) -> Trajectory:
+        async with room or contextlib.nullcontext():
+            self.stats.active += 1
+            try:
+                await self._episode(job)
+            finally:
+                self.stats.active -= 1
+        output = finished(job)
+        if self.rollout.trace is not None:
+            await run_in_thread(self.rollout.trace.write, output, global_step=self.step)
+        return output
+
+    async def _episode(self, job: Job) -> None:
+        try:
+            if job.problem is not None:
+                raise job.problem
+            policy: Policy = self.rollout.policy
+            if job.template_kwargs:
+                policy = self.rollout.policy.with_template_kwargs(**job.template_kwargs)
+        except Exception as error:
+            job.episode.end("api_error", f"{type(error).__name__}: {error}")
+            return
+        await run_episode(
+            policy,
+            job.world,
+            self.rollout.limits,
+            tools=job.tools,
+            params=self.params,
+            session=job.session,
+            seed=job.seed,
+            episode=job.episode,
+            observer=self.stats,
+        )
+
+
+def _cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()

@@ -1,0 +1,145 @@
+"""From what a user hands in to the episodes to run, and from finished episodes to what the user gets back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from unspool.episode import Episode
+from unspool.types import InvalidTypeError, InvalidValueError, MessageDict, ToolInfo, Trajectory
+from unspool.world.protocol import World
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One episode to run. `problem` says why it cannot be, where its trajectory is no use."""
+
+    trajectory: Trajectory
+    id: str
+    world: World | None
+    session: str
+    seed: Callable[[int], int]
+    group: int | None = None
+    sample: int | None = None
+    tools: list[ToolInfo] | None = None
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    problem: Exception | None = None
+    episode: Episode = field(default_factory=lambda: Episode([]))
+
+
+def derive_seed(*parts: object) -> int:
+    """A seed in [0, 2**63) that the parts decide, the same in every process."""
+    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "big") >> 1
+
+
+def make_jobs(
+    trajectories: Sequence[Trajectory],
+    worlds: World | Sequence[World | None] | None,
+    *,
+    run_seed: int,
+    step: object,
+    prefix: str,
+    num_generations: int,
+) -> list[Job]:
+    """One job a trajectory, or `num_generations` of them next to each other, each with its own copy.
+
+    Raises:
+        InvalidTypeError: `trajectories` is no list, or a tool manager is none.
+        InvalidValueError: as many tool managers as trajectories were not given.
+    """
+    if isinstance(trajectories, Mapping) or not isinstance(trajectories, Sequence) or isinstance(trajectories, str):
+        raise InvalidTypeError(
+            f"trajectories must be a list of dicts, not {type(trajectories).__name__}; wrap a single one in a list"
+        )
+    aligned = _aligned(worlds, len(trajectories))
+    seen: Counter[str] = Counter()
+    jobs: list[Job] = []
+    for index, (trajectory, world) in enumerate(zip(trajectories, aligned, strict=True)):
+        for sample in range(num_generations):
+            grouped = num_generations > 1
+            given = trajectory.get("id") if isinstance(trajectory, Mapping) else None
+            ident = str(index if given is None else given)
+            key = (run_seed, step, ident, seen[ident])
+            seen[ident] += 1
+            job = Job(
+                trajectory={},
+                id=ident,
+                world=world,
+                session=f"{prefix}-{len(jobs)}",
+                seed=lambda turn, key=key: derive_seed(*key, turn),  # type: ignore[misc]
+                group=index if grouped else None,
+                sample=sample if grouped else None,
+            )
+            try:
+                _read(job, trajectory, copy=grouped)
+            except Exception as error:
+                job.problem = error
+            jobs.append(job)
+    return jobs
+
+
+def check_worlds(worlds: object, name: str = "tool_manager") -> None:
+    """Refuse what is no tool manager, nor a list of them."""
+    for world in worlds if isinstance(worlds, (list, tuple)) else [worlds]:
+        if world is not None and not (isinstance(world, World) and not isinstance(world, type)):
+            raise InvalidTypeError(
+                f"{name} must be a ToolManager, a list of one for each trajectory, or None, "
+                f"but {world!r:.80} is {type(world).__name__}; put tools into ToolManager([...])"
+            )
+
+
+def _aligned(worlds: World | Sequence[World | None] | None, count: int) -> Sequence[World | None]:
+    check_worlds(worlds)
+    if not isinstance(worlds, (list, tuple)):
+        return [worlds] * count  # type: ignore[list-item]
+    if len(worlds) != count:
+        raise InvalidValueError(f"tool_manager is a list of {len(worlds)} for {count} trajectories; give one for each")
+    return worlds
+
+
+def _read(job: Job, trajectory: Trajectory, *, copy: bool) -> None:
+    """Take what a trajectory says into its job; raise where it says nothing usable."""
+    if not isinstance(trajectory, Mapping):
+        raise InvalidTypeError(f"a trajectory must be a dict with 'messages', not {type(trajectory).__name__}")
+    job.trajectory = deepcopy(dict(trajectory)) if copy else dict(trajectory)
+    messages = trajectory.get("messages")
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise InvalidValueError("a trajectory needs 'messages': a list with at least one message")
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidValueError(f"every message needs a 'role' and a 'content'; this one does not: {message!r:.80}")
+    job.episode.messages = [_own_copy(message) for message in messages]
+    if trajectory.get("tools") is not None:
+        job.tools = list(trajectory["tools"])
+    job.template_kwargs = dict(trajectory.get("chat_template_kwargs") or {})
+
+
+def _own_copy(message: Mapping[str, Any]) -> MessageDict:
+    """A message that shares nothing mutable with the one given."""
+    return {key: value if isinstance(value, str) else deepcopy(value) for key, value in message.items()}
+
+
+def finished(job: Job) -> Trajectory:
+    """The output trajectory: what came in, and what happened."""
+    episode = job.episode
+    output: Trajectory = {
+        **job.trajectory,
+        **episode.record.to_trajectory(),
+        "messages": episode.messages,
+        "turns": len(episode.turns),
+        "stop_reason": episode.stop_reason,
+        "truncated": episode.truncated,
+        "error": episode.error,
+        "tool_errors": episode.tool_errors,
+        "timings": episode.timings,
+        "id": job.id,
+    }
+    if episode.reward is not None:
+        output["reward"] = episode.reward
+    if job.group is not None:
+        output["group"], output["sample"] = job.group, job.sample
+    return output
