@@ -1,0 +1,217 @@
+"""From logits to tokens: pure functions on tensors, a whole batch at a time.
+
+What this module promises:
+
+- The order is that of transformers' warpers: repetition penalty, temperature, top-k, top-p. A token is drawn from
+  what is left, renormalised, and its log-probability is that of this very distribution.
+- One uniform number of the row's own makes one token, by the inverse of the row's cumulative distribution in the
+  order of the vocabulary. So a row's tokens depend on its logits and its own numbers, never on its companions; and
+  two logits that differ by a rounding error give the same token almost always (an order by probability would not).
+- Greedy (temperature 0) takes the likeliest token after the penalty. The distribution drawn from is then a point,
+  whose log-probability of 0 would tell a trainer nothing: `logprobs` is the model's own, at temperature 1, without
+  penalty or truncation, which is what a forward pass over the answer gives.
+- Ties at the edge of top-k or top-p stay together, so the outcome does not hang on how a sort breaks them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unspool.types import SamplingParams
+
+_BLOCK = 256
+"""Width of the blocks whose sums are searched before the tokens in them."""
+
+_CANDIDATES = 1024
+"""How many of the likeliest tokens are looked at before a whole vocabulary is sorted for top-p."""
+
+
+def stream(seed: int) -> random.Random:
+    """The random numbers of one row. Every bit of the seed counts (torch's own generator uses the low 32 only)."""
+    return random.Random(seed if seed >= 0 else f"negative {seed}")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingPlan:
+    """The parameters of a batch as tensors; None wherever no row asks for anything."""
+
+    temperature: Tensor | None  # [B, 1] float32; 1 for greedy rows
+    greedy: Tensor | None  # [B] bool
+    penalised: Tensor | None  # [n] row indices with a repetition penalty
+    penalty: Tensor | None  # [n, 1] float32
+    top_k: tuple[Tensor, Tensor] | None  # row indices [n], k [n, 1]
+    top_p: tuple[Tensor, Tensor] | None  # row indices [n], p [n, 1] float64 (float32 where there is none)
+    raw: Tensor | None  # [n] rows whose temperature-1 log-probability is asked for
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], raw: Sequence[bool], device: torch.device) -> SamplingPlan:
+        """The plan for a batch; `raw` says of each row whether it wants temperature-1 log-probabilities too."""
+        greedy = [p.temperature == 0 for p in params]
+        heat = [1.0 if p.temperature == 0 else p.temperature for p in params]
+        penalised = [i for i, p in enumerate(params) if p.repetition_penalty != 1]
+        k_rows = [i for i, p in enumerate(params) if p.top_k > 0 and p.temperature != 0]
+        p_rows = [i for i, p in enumerate(params) if p.top_p < 1 and p.temperature != 0]
+        raw_rows = [i for i, wanted in enumerate(raw) if wanted or greedy[i]]
+
+        def index(rows: list[int]) -> Tensor:
+            return torch.tensor(rows, device=device)
+
+        def column(values: list[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+        return cls(
+            temperature=column(heat, torch.float32) if any(t != 1 for t in heat) else None,
+            greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
+            penalised=index(penalised) if penalised else None,
+            penalty=column([params[i].repetition_penalty for i in penalised], torch.float32) if penalised else None,
+            top_k=(index(k_rows), column([params[i].top_k for i in k_rows], torch.int64)) if k_rows else None,
+            top_p=(index(p_rows), column([params[i].top_p for i in p_rows], wide(device))) if p_rows else None,
+            raw=index(raw_rows) if raw_rows else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token for each row of a batch.
+
+    Attributes:
+        tokens: [B] int64.
+        logprobs: [B], natural log, of the distribution drawn from (greedy: the model's own).
+        raw_logprobs: [B], the model's own at temperature 1; NaN for rows that did not ask.
+        sound: [B] bool, false where the logits hold a NaN or +inf, or nothing but -inf: no token there.
+    """
+
+    tokens: Tensor
+    logprobs: Tensor
+    raw_logprobs: Tensor
+    sound: Tensor
+
+
+def wide(device: torch.device) -> torch.dtype:
+    """The widest float that the device has: float64, except on Apple's GPUs."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def draw(logits: Tensor, plan: SamplingPlan, uniform: Tensor, seen: Tensor | None) -> Draw:
+    """Draw a token for every row.
+
+    Args:
+        logits: [B, V], any float dtype, as the model gave them.
+        plan: how, for each row.
+        uniform: [B] in [0, 1), one number for each row, in the `wide` dtype.
+        seen: [n, V] bool for the rows `plan.penalised`: what their prompts and answers hold.
+    """
+    raw = logits.float()
+    scores = warp(raw, plan, seen)
+    probs = scores.softmax(-1)
+    tokens, total = invert(probs, uniform)
+    sound = total.isfinite() & (total > 0)
+    if plan.greedy is not None:
+        tokens = torch.where(plan.greedy, scores.argmax(-1), tokens)
+    chosen = probs.gather(-1, tokens[:, None])[:, 0].to(total.dtype)
+    logprobs = chosen.log() - total.log()
+
+    raw_logprobs = torch.full_like(logprobs, float("nan"))
+    if plan.raw is not None:
+        kept = raw[plan.raw]
+        value = kept.gather(-1, tokens[plan.raw][:, None])[:, 0] - kept.logsumexp(-1)
+        raw_logprobs[plan.raw] = value.to(logprobs.dtype)
+    if plan.greedy is not None:
+        logprobs = torch.where(plan.greedy, raw_logprobs, logprobs)
+    return Draw(tokens, logprobs, raw_logprobs, sound)
+
+
+def warp(logits: Tensor, plan: SamplingPlan, seen: Tensor | None) -> Tensor:
+    """The scores [B, V] float32 whose softmax is the distribution to draw from."""
+    scores = logits
+    if plan.penalised is not None and plan.penalty is not None and seen is not None:
+        rows = scores[plan.penalised]
+        scores = scores.index_copy(0, plan.penalised, penalise(rows, seen, plan.penalty))
+    if plan.temperature is not None:
+        scores = scores / plan.temperature
+    if plan.top_k is not None:
+        index, k = plan.top_k
+        scores = scores.index_copy(0, index, keep_top_k(scores[index], k))
+    if plan.top_p is not None:
+        index, p = plan.top_p
+        scores = scores.index_copy(0, index, keep_top_p(scores[index], p))
+    return scores
+
+
+def penalise(scores: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
+    """Scores of seen tokens divided by the penalty where positive, multiplied by it where negative."""
+    return torch.where(seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+
+
+def keep_top_k(scores: Tensor, k: Tensor) -> Tensor:
+    """Scores [n, V] with all but the k [n, 1] likeliest (and their ties) at -inf."""
+    k = k.clamp(max=scores.shape[-1])
+    best = scores.topk(int(k.max()), dim=-1).values
+    return scores.masked_fill(scores < best.gather(-1, k - 1), -torch.inf)
+
+
+def keep_top_p(scores: Tensor, p: Tensor) -> Tensor:
+    """Scores [n, V] with all at -inf but the likeliest whose probabilities, summed, reach p [n, 1] (and their ties)."""
+    size = scores.shape[-1]
+    norm = scores.logsumexp(-1, keepdim=True)
+    best = scores.topk(min(_CANDIDATES, size), dim=-1).values
+    edge, reached = _edge(best, norm, p)
+    if size > best.shape[-1] and not bool(reached.all()):
+        # A flat distribution: the candidates do not reach p, so these rows are sorted whole.
+        flat = (~reached[:, 0]).nonzero()[:, 0]
+        full = scores[flat].sort(dim=-1, descending=True).values
+        edge = edge.index_copy(0, flat, _edge(full, norm[flat], p[flat])[0])
+    return scores.masked_fill(scores < edge, -torch.inf)
+
+
+def _edge(ordered: Tensor, norm: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """The lowest score kept, and whether p is reached, from scores [n, m] in falling order."""
+    probs = (ordered - norm).exp().to(p.dtype)
+    total = probs.cumsum(-1)
+    kept = (total - probs) < p
+    count = kept.sum(-1, keepdim=True).clamp(min=1)
+    return ordered.gather(-1, count - 1), total[:, -1:] >= p
+
+
+def invert(probs: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """The token at `uniform` of each row's cumulative distribution, and the row's total.
+
+    Sums of blocks are searched first, then the tokens of one block: one pass over the vocabulary instead of a
+    cumulative sum of it. A token without probability is never returned.
+
+    Args:
+        probs: [B, V] float32, not negative; they need not add up to 1.
+        uniform: [B] in [0, 1).
+    """
+    size = probs.shape[-1]
+    whole = size - size % _BLOCK
+    sums = probs[:, :whole].reshape(len(probs), -1, _BLOCK).sum(-1, dtype=uniform.dtype)
+    if whole < size:
+        sums = torch.cat([sums, probs[:, whole:].sum(-1, keepdim=True, dtype=uniform.dtype)], dim=-1)
+    ends = sums.cumsum(-1)
+    total = ends[:, -1]
+    target = (uniform * total)[:, None]
+    block = _search(ends, sums, target)
+    rest = target - (ends.gather(-1, block) - sums.gather(-1, block))
+
+    places = block * _BLOCK + torch.arange(_BLOCK, device=probs.device)
+    values = probs.gather(-1, places.clamp(max=size - 1)).masked_fill(places >= size, 0).to(uniform.dtype)
+    offset = _search(values.cumsum(-1), values, rest)
+    token = (block * _BLOCK + offset)[:, 0]
+    return token.clamp(max=size - 1), total
+
+
+def _search(ends: Tensor, parts: Tensor, target: Tensor) -> Tensor:
+    """The first index whose running sum exceeds the target; at most the last one that has any weight.
+
+    Rounding can leave the target at or above the whole sum, or step onto a part without weight in the middle:
+    the first is held at the last part with weight, the second cannot pass a strict comparison.
+    """
+    index = torch.searchsorted(ends, target, right=True)
+    last = parts.shape[-1] - 1 - (parts > 0).flip(-1).to(torch.int8).argmax(-1, keepdim=True)
+    return torch.minimum(index, last)
