@@ -14,9 +14,12 @@ from typing import NamedTuple
 
 from unspool.template.parsers.base import ToolParser
 from unspool.template.parsers.hermes import HermesParser
+from unspool.template.parsers.llama3_json import Llama3JsonParser
+from unspool.template.parsers.pythonic import PythonicParser
+from unspool.template.parsers.qwen3_coder import Qwen3CoderParser
 from unspool.types import InvalidValueError
 
-_ALL: tuple[ToolParser, ...] = (HermesParser(),)
+_ALL: tuple[ToolParser, ...] = (HermesParser(), Qwen3CoderParser(), Llama3JsonParser(), PythonicParser())
 
 PARSERS: Mapping[str, ToolParser] = MappingProxyType({parser.name: parser for parser in _ALL})
 """Every parser by its name."""
@@ -46,7 +49,8 @@ FORMATS: tuple[Format, ...] = (
     Format(("[TOOL_CALLS]",), None),  # Mistral
     Format(("<|START_ACTION|>",), None),  # Cohere Command
     Format(("<|tool_call|>",), None),  # Granite, Phi-4-mini
-    Format(("<function_calls>",), None),  # OLMo 3, Jamba
+    Format(("<function_calls>",), None),  # OLMo 3
+    Format(("<tool_calls>",), None),  # Hunyuan, Jamba
     # --- formats known by the words of their instructions
     Format(("<tool_call>", "arguments"), "hermes"),  # Hermes, Qwen2.5, Qwen3, MiniMind
     Format(("<|python_tag|>",), "llama3_json"),  # Llama 3.1
@@ -57,10 +61,11 @@ FORMATS: tuple[Format, ...] = (
 NAMES: tuple[tuple[re.Pattern[str], str | None], ...] = tuple(
     (re.compile(pattern), parser)
     for pattern, parser in (
+        (r"hermes", "hermes"),  # before the family that it was made from
         (r"qwen-?3[-_.]?coder|qwen-?3\.[5-9]|nemotron[-_]?3", "qwen3_coder"),
         (r"deepseek|gpt-?oss|gemma|glm-?\d|kimi|mi[ns]tral|command-?[ra]|minimax|granite|phi-?\d|olmo", None),
         (r"lfm-?2|llama-?4", "pythonic"),
-        (r"hermes|qwen-?2\.5|qwen-?3|qwq|minimind", "hermes"),
+        (r"qwen-?2\.5|qwen-?3|qwq|minimind", "hermes"),
         (r"llama-?3", "llama3_json"),
     )
 )

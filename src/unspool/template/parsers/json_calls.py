@@ -73,9 +73,7 @@ def _decoder(faults: list[str]) -> json.JSONDecoder:
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         value = dict(items)
         if len(value) < len(items):
-            keys = [key for key, _ in items]
-            twice = next(key for key in value if keys.count(key) > 1)
-            faults.append(f"the key {json.dumps(twice)} stands twice in one object")
+            faults.append(f"the key {json.dumps(_twice(items)[:80])} stands twice in one object")
         return value
 
     def constant(word: str) -> None:
@@ -96,6 +94,15 @@ def _decoder(faults: list[str]) -> json.JSONDecoder:
     return json.JSONDecoder(
         strict=False, object_pairs_hook=pairs, parse_constant=constant, parse_int=integer, parse_float=real
     )
+
+
+def _twice(items: list[tuple[str, Any]]) -> str:
+    seen: set[str] = set()
+    for key, _ in items:
+        if key in seen:
+            return key
+        seen.add(key)
+    return ""
 
 
 def _explain(text: str, start: int, error: json.JSONDecodeError) -> Decoded:
