@@ -1,0 +1,274 @@
+"""ChatTemplate: a tokenizer's conversation format as three functions on token ids.
+
+`encode` writes the first prompt, `bridge` what stands between a sampled turn and the next one, `parse` reads a sampled
+turn. Ids that were sampled are never decoded and encoded again: `input_ids + bridge(input_ids, ...)` begins with
+`input_ids`, whatever they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal, cast
+
+from unspool.template.bridging import Bridge
+from unspool.template.encoding import Encoder, Tokenizer
+from unspool.template.jinja import Renderer
+from unspool.template.messages import Prepared
+from unspool.template.parsers import ParsedCall, ParsedText, ToolParser, choose_parser
+from unspool.template.thinking import CLOSE, OPEN, split_thinking
+from unspool.template.traits import Traits, dummy_user, find_traits
+from unspool.types import (
+    InvalidTypeError,
+    InvalidValueError,
+    Message,
+    MissingExtraError,
+    TemplateError,
+    ToolCall,
+    ToolInfo,
+)
+
+log = logging.getLogger(__name__)
+
+_ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>")
+"""Ends of text of base models: not the template's, but what some models stop with all the same."""
+_TAIL = 16  # more tokens than any generation prompt's thinking part has
+_VARIANTS = 64
+
+
+class ChatTemplate:
+    """The chat template of one tokenizer.
+
+    Args:
+        tokenizer_or_name: a Hugging Face tokenizer, or the name or folder to load one from.
+        chat_template: Jinja source to use instead of the tokenizer's own.
+        parser: name of the tool-call parser; None: chosen from the template's source, then the tokenizer's name.
+        thinking: what happens to earlier thinking at a new user turn: `"keep"` it as it was sampled, or follow the
+            `"template"` on a new branch. Policies read it; nothing here depends on it.
+        template_kwargs: switches of the template, such as `enable_thinking=False`.
+
+    Attributes:
+        tokenizer: the tokenizer.
+        source: the template's Jinja source.
+        template_kwargs: the switches.
+        parser: the tool-call parser, or None where calls cannot be read.
+        thinking: as given.
+
+    Raises:
+        TemplateError: no chat template, or one that is not Jinja.
+        MissingExtraError: a name was given and transformers is not installed.
+
+    Warns:
+        UserWarning: once, where the template does not know tools or nothing can read its calls.
+    """
+
+    def __init__(
+        self,
+        tokenizer_or_name: Any,
+        *,
+        chat_template: str | None = None,
+        parser: str | None = None,
+        thinking: Literal["keep", "template"] = "keep",
+        **template_kwargs: Any,
+    ) -> None:
+        if thinking not in ("keep", "template"):
+            raise InvalidValueError(f"thinking must be 'keep' or 'template', not {thinking!r}")
+        name = tokenizer_or_name if isinstance(tokenizer_or_name, str) else None
+        self.tokenizer: Tokenizer = _load(name) if name is not None else cast(Tokenizer, tokenizer_or_name)
+        self.source = _source(self.tokenizer, chat_template)
+        self.template_kwargs: dict[str, Any] = dict(template_kwargs)
+        self.thinking: Literal["keep", "template"] = thinking
+        self._parser_name = parser
+        self._encoder = Encoder(self.tokenizer)
+        self._renderer = Renderer(self.source, {**self.tokenizer.special_tokens_map, **template_kwargs})
+        self._variants: dict[Any, ChatTemplate] = {}
+        self.parser: ToolParser | None = choose_parser(self.source, self._name, parser)
+        self._warn_once()
+
+    # ------------------------------------------------------------------ to ids
+
+    def encode(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolInfo] | None = None) -> list[int]:
+        """The conversation as the first prompt, generation prompt included.
+
+        Raises:
+            TemplateError: there are no messages, or the template refuses them.
+        """
+        if not messages:
+            raise TemplateError("a prompt needs at least one message, and messages is empty")
+        prepared = Prepared(messages, self._encoder, self._traits.forms)
+        if not self._traits.tool_role and any(message["role"] == "tool" for message in prepared.messages):
+            raise TemplateError(self._traits.no_tool_role())
+        return prepared.encode(self._renderer.render(prepared.messages, list(tools) if tools else None))
+
+    def bridge(
+        self,
+        input_ids: Sequence[int],
+        new_messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[ToolInfo] | None = None,
+    ) -> list[int]:
+        """Ids to append to `input_ids`, which end in a sampled turn, so that the model answers `new_messages`.
+
+        Behind a stop token the bridge begins where the template's own render goes on behind it; a turn that was cut
+        is closed first. Tool messages carry the `name` of the tool. The time it takes does not depend on `input_ids`.
+
+        Raises:
+            TemplateError: the template cannot render the new messages; it says what to do.
+        """
+        return self._bridge(input_ids[-1] if input_ids else None, new_messages, tools or None)
+
+    def with_kwargs(self, **template_kwargs: Any) -> ChatTemplate:
+        """This template with some switches changed. The same switches give the same object."""
+        if not template_kwargs:
+            return self
+        merged = {**self.template_kwargs, **template_kwargs}
+        if merged == self.template_kwargs:
+            return self
+        key = repr(sorted(merged.items()))
+        found = self._variants.get(key)
+        if found is None:
+            found = ChatTemplate.__new__(ChatTemplate)
+            found.__dict__.update(self.__dict__)
+            found.__dict__.pop("_traits", None)
+            found.__dict__.pop("_bridge", None)
+            found.__dict__.pop("_opens_thinking", None)
+            found.template_kwargs = merged
+            found._renderer = self._renderer.with_variables(template_kwargs)
+            if len(self._variants) >= _VARIANTS:
+                self._variants.clear()
+            self._variants[key] = found
+        return found
+
+    # ------------------------------------------------------------------ from ids
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a turn: eos, what this template closes turns with, and headers that models stop on."""
+        return self._traits.stops
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of the ids, special tokens kept and spaces as they are."""
+        return self._encoder.decode(token_ids)
+
+    def parse(
+        self,
+        token_ids: Sequence[int],
+        prompt_ids: Sequence[int] | None = None,
+        tools: Sequence[ToolInfo] | None = None,
+    ) -> Message:
+        """A sampled turn, read: thinking, content, calls. Never raises, whatever the model wrote.
+
+        Args:
+            token_ids: what was sampled; one final stop token is not part of the text.
+            prompt_ids: what it was sampled behind: its end says whether it had opened the thinking. Without it, the
+                template's generation prompt decides.
+            tools: give types to arguments where the format has none.
+        """
+        ids = list(token_ids)
+        if ids and (ids[-1] in self._traits.stops or ids[-1] in self._ends_of_text):
+            ids.pop()
+        text = self.decode(ids)
+        thinking = split_thinking(text, self._thinking_is_open(prompt_ids))
+        start = thinking.content_start
+        found = self._find_calls(text[start:] if start else text, tools)
+        if not found.calls:
+            return Message(found.content, thinking.reasoning)
+        return Message(
+            found.content, thinking.reasoning, tuple(self._tool_call(call, ids, start) for call in found.calls)
+        )
+
+    def _find_calls(self, text: str, tools: Sequence[ToolInfo] | None) -> ParsedText:
+        if self.parser is None:
+            return ParsedText(text, [])
+        try:
+            return self.parser.parse(text, tools)
+        except Exception:
+            log.exception("the tool-call parser %r failed; the turn is taken as text", self.parser.name)
+            return ParsedText(text, [])
+
+    def _tool_call(self, call: ParsedCall, ids: list[int], offset: int) -> ToolCall:
+        span = self._encoder.token_span(ids, offset + call.start, offset + call.end)
+        return ToolCall(call.name, call.arguments, call.id, call.status, span, call.error)
+
+    def _thinking_is_open(self, prompt_ids: Sequence[int] | None) -> bool:
+        if prompt_ids is None:
+            return self._opens_thinking
+        return _ends_in_thinking(self.decode(list(prompt_ids[-_TAIL:])))
+
+    @cached_property
+    def _opens_thinking(self) -> bool:
+        return _ends_in_thinking(self._renderer.try_render([dummy_user(self._traits.forms)]) or "")
+
+    # ------------------------------------------------------------------ what is worked out once
+
+    @cached_property
+    def _traits(self) -> Traits:
+        return find_traits(self._renderer, self._encoder, self.tokenizer.eos_token_id)
+
+    @cached_property
+    def _bridge(self) -> Bridge:
+        return Bridge(self._renderer, self._encoder, self._traits)
+
+    @cached_property
+    def _ends_of_text(self) -> frozenset[int]:
+        added = self._encoder.added
+        return frozenset(added[text] for text in _ENDS_OF_TEXT if text in added)
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self.tokenizer, "name_or_path", "") or "")
+
+    def _warn_once(self) -> None:
+        traits, said = self._traits, []
+        if not traits.takes_tools:
+            said.append("it ignores tools, so the model is not told of any")
+        if not traits.tool_role:
+            said.append("it has no tool messages, so a turn with tool results cannot be rendered")
+        if self.parser is None and (traits.takes_tools or traits.tool_role):
+            said.append("no parser is known for its tool calls, so none are found (pass parser= to choose one)")
+        if said:
+            warnings.warn(f"the chat template of {self._name or 'this tokenizer'}: {'; '.join(said)}", stacklevel=3)
+
+    # ------------------------------------------------------------------ as an object
+
+    def __repr__(self) -> str:
+        switches = "".join(f", {key}={value!r}" for key, value in self.template_kwargs.items())
+        parser = self.parser.name if self.parser else None
+        return f"ChatTemplate({self._name or type(self.tokenizer).__name__!r}, parser={parser!r}{switches})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("tokenizer", "source", "template_kwargs", "thinking", "_parser_name", "_encoder", "_renderer")
+        return {name: self.__dict__[name] for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._variants = {}
+        self.parser = choose_parser(self.source, self._name, self._parser_name)
+
+
+def _ends_in_thinking(text: str) -> bool:
+    return text.rfind(OPEN) > text.rfind(CLOSE) and text.rstrip().endswith(OPEN)
+
+
+def _load(name: str) -> Tokenizer:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise MissingExtraError(
+            "loading a tokenizer by name needs transformers: run `pip install 'unspool[torch]'`"
+        ) from error
+    return cast(Tokenizer, AutoTokenizer.from_pretrained(name))
+
+
+def _source(tokenizer: Any, given: str | None) -> str:
+    """The Jinja source to use; of several named templates, the one for tools, else the default one."""
+    if given is not None and not isinstance(given, str):
+        raise InvalidTypeError(f"chat_template must be Jinja source text, not {type(given).__name__}")
+    source = given if given is not None else getattr(tokenizer, "chat_template", None)
+    if isinstance(source, Mapping):
+        source = source.get("tool_use") or source.get("default")
+    if not isinstance(source, str) or not source:
+        name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+        raise TemplateError(f"the tokenizer {name!r} has no chat template: pass chat_template= with its Jinja source")
+    return source

@@ -1,0 +1,235 @@
+"""Text to ids and back, exactly as inside a whole rendered conversation.
+
+A piece of a conversation is encoded as it would be in the middle of one: added tokens split the text, a stop token
+that swallows the whitespace behind it does so, and nothing is ever put in front (no bos, no prefix space). Control text
+(an added token's string that somebody typed) is encoded without added tokens, that piece alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+
+class Tokenizer(Protocol):
+    """What is used of a Hugging Face tokenizer."""
+
+    chat_template: Any
+    eos_token: str | None
+    eos_token_id: int | None
+    name_or_path: str
+    special_tokens_map: dict[str, Any]
+
+    def encode(self, text: str, *, add_special_tokens: bool, split_special_tokens: bool = False) -> list[int]: ...
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str: ...
+
+    def get_added_vocab(self) -> dict[str, int]: ...
+
+
+class Encoder:
+    """A tokenizer, and what has to be known of its added tokens.
+
+    Attributes:
+        added: id of each added token by its text.
+        text_of: text of each added token by its id.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self.added: dict[str, int] = dict(tokenizer.get_added_vocab())
+        self.text_of = {token: text for text, token in self.added.items()}
+        control = [text for text in self.added if text.strip(" \t\r\n▁")]
+        self._firsts = tuple({text[0] for text in control})
+        self._pattern = re.compile(_trie_pattern(control)) if control else None
+        self._swallows = self._tokens_that_swallow()
+        self._prefixes = self._puts_something_in_front()
+        self._plain_ids: dict[str, list[int]] = {}
+
+    def __reduce__(self) -> tuple[type[Encoder], tuple[Tokenizer]]:
+        return Encoder, (self.tokenizer,)
+
+    # ------------------------------------------------------------------ control text
+
+    def has_control_text(self, text: str) -> bool:
+        """Whether an added token's string stands in the text (whitespace that is one does not count)."""
+        if self._pattern is None or not any(first in text for first in self._firsts):
+            return False
+        return self._pattern.search(text) is not None
+
+    def control_text(self, text: str) -> Iterator[re.Match[str]]:
+        """Every added token's string in the text, leftmost longest first, as the tokenizer finds them."""
+        return iter(()) if self._pattern is None else self._pattern.finditer(text)
+
+    def pieces(self, text: str) -> list[tuple[str, int | None]]:
+        """The text cut into added tokens (with their id) and what stands between them (with None)."""
+        pieces: list[tuple[str, int | None]] = []
+        start = 0
+        for match in self.control_text(text):
+            if match.start() > start:
+                pieces.append((text[start : match.start()], None))
+            pieces.append((match[0], self.added[match[0]]))
+            start = match.end()
+        if start < len(text):
+            pieces.append((text[start:], None))
+        return pieces
+
+    # ------------------------------------------------------------------ encoding
+
+    def encode(self, text: str) -> list[int]:
+        """The text as the beginning of a conversation; its own text is the truth about bos."""
+        backend = self._backend
+        try:
+            if backend is not None and backend.padding is None and backend.truncation is None:
+                ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+                return ids
+            return self.tokenizer.encode(text, add_special_tokens=False)
+        except UnicodeEncodeError:
+            return self.encode(replace_surrogates(text))
+
+    def encode_behind(self, text: str, last: int | None) -> list[int]:
+        """The text as it is encoded where it follows the token `last` (None: plain text) in a conversation."""
+        if not text:
+            return []
+        if not self._prefixes and last not in self._swallows:
+            return self.encode(text)
+        match = None if self._pattern is None else self._pattern.search(text)
+        if match is not None and match.start() == 0:
+            return self.encode(text)
+        anchor = None if last is None else self.text_of.get(last)
+        if anchor is not None:
+            ids = self.encode(anchor + text)
+            if ids and ids[0] == last:
+                return ids[1:]
+        head = len(text) if match is None else match.start()
+        return self._encode_plain(text[:head]) + (self.encode(text[head:]) if text[head:] else [])
+
+    def encode_control_text(self, text: str) -> list[int]:
+        """A string that is an added token, as plain text: no id of an added token comes of it."""
+        ids = self._plain_ids.get(text)
+        if ids is None:
+            ids = self._encode_plain(text)
+            if not self.text_of.keys().isdisjoint(ids):  # the vocabulary has the whole word as well
+                ids = [token for part in (text[:1], text[1:-1], text[-1:]) for token in self._encode_plain(part)]
+            if len(self._plain_ids) < 4096:
+                self._plain_ids[text] = ids
+        return ids
+
+    def _encode_plain(self, text: str) -> list[int]:
+        """The text without added tokens and with nothing in front."""
+        if not text:
+            return []
+        if self._backend is None:
+            return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        ids: list[int] = _plain_backend(self.tokenizer, self._backend).encode(text, add_special_tokens=False).ids
+        return ids
+
+    # ------------------------------------------------------------------ decoding
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of the ids: special tokens kept, spaces as they are."""
+        ids = token_ids if isinstance(token_ids, list) else list(token_ids)
+        if self._backend is not None:
+            text: str = self._backend.decode(ids, skip_special_tokens=False)
+            return text
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def token_span(self, token_ids: Sequence[int], start: int, end: int) -> tuple[int, int]:
+        """The half-open range of tokens that wrote the characters [start, end) of `decode(token_ids)`."""
+        count = len(token_ids)
+        low, high = 0, count
+        while low < high:  # the most tokens that end at or before `start`
+            middle = (low + high + 1) // 2
+            if len(self.decode(token_ids[:middle])) <= start:
+                low = middle
+            else:
+                high = middle - 1
+        first, high = low, count
+        while low < high:  # the fewest tokens that reach `end`
+            middle = (low + high) // 2
+            if len(self.decode(token_ids[:middle])) >= end:
+                high = middle
+            else:
+                low = middle + 1
+        return first, low
+
+    # ------------------------------------------------------------------ what kind of tokenizer it is
+
+    def _tokens_that_swallow(self) -> frozenset[int]:
+        if self._backend is None:
+            return frozenset()
+        decoder = self._backend.get_added_tokens_decoder()
+        return frozenset(token for token, added in decoder.items() if added.rstrip)
+
+    def _puts_something_in_front(self) -> bool:
+        if self._backend is None:
+            return False
+        ids = self.encode("a")
+        return bool(ids) and self._backend.id_to_token(ids[0]) != "a"
+
+
+_plain: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def _plain_backend(tokenizer: Tokenizer, backend: Any) -> Any:
+    """The tokenizer's backend without added tokens and prefix spaces, made on first use (about a second)."""
+    plain = _plain.get(tokenizer)
+    if plain is None:
+        description = json.loads(backend.to_str())
+        description["added_tokens"] = []
+        description["post_processor"] = description["padding"] = description["truncation"] = None
+        for part in _parts(description.get("normalizer"), "normalizers"):
+            if part["type"] == "Prepend":
+                part.clear()
+                part.update(type="Replace", pattern={"String": "\0"}, content="\0")
+        for part in _parts(description.get("pre_tokenizer"), "pretokenizers"):
+            if part["type"] == "Metaspace":
+                part["prepend_scheme"] = "never"
+            elif part["type"] == "ByteLevel":
+                part["add_prefix_space"] = False
+        plain = type(backend).from_str(json.dumps(description))
+        _plain[tokenizer] = plain
+    return plain
+
+
+def _parts(step: dict[str, Any] | None, inner: str) -> Iterator[dict[str, Any]]:
+    """A step of a tokenizer's description, and the steps that it is made of."""
+    if step is not None:
+        yield step
+        for part in step.get(inner, ()):
+            yield from _parts(part, inner)
+
+
+def replace_surrogates(text: str) -> str:
+    """The text with lone surrogates, which no tokenizer takes, as U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _trie_pattern(words: Iterable[str]) -> str:
+    """A regular expression for the longest of the words at each place, fast for thousands of them."""
+    trie: dict[str, Any] = {}
+    for word in words:
+        node = trie
+        for char in word:
+            node = node.setdefault(char, {})
+        node[""] = {}
+
+    def pattern(node: dict[str, Any]) -> str:
+        branches = []
+        for char in sorted(node):
+            if char:
+                chars, child = char, node[char]
+                while len(child) == 1 and "" not in child:
+                    ((following, child),) = child.items()
+                    chars += following
+                branches.append(re.escape(chars) + pattern(child))
+        if not branches:
+            return ""
+        joined = branches[0] if len(branches) == 1 and "" not in node else f"(?:{'|'.join(branches)})"
+        return joined + ("?" if "" in node else "")
+
+    return pattern(trie)
