@@ -1,0 +1,171 @@
+"""The configuration of `unspool run`: YAML, typed, with `key=value` on top; what it does not know it refuses.
+
+Paths in a file are relative to the folder that the command runs in, as on a command line.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from unspool.types import InvalidValueError
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ModelConfig(_Section):
+    """Which model, and how it is loaded."""
+
+    path: str = Field(
+        "embedded", description="folder of a model, or 'embedded' for the small one that ships with unspool"
+    )
+    adapter: str | None = Field(None, description="folder of a LoRA adapter; 'embedded' for the shipped one")
+    dtype: Literal["bfloat16", "float32", "auto"] = "bfloat16"
+    device: str | None = Field(None, description="None: a GPU where there is one, else the CPU")
+    threads: int | None = Field(None, ge=1, description="CPU threads of the engine")
+    max_batch_size: int | None = Field(None, ge=1, description="most conversations in one forward pass")
+
+
+class TemplateConfig(_Section):
+    """The chat template, where it is not the model's own."""
+
+    file: Path | None = Field(None, description="a file with Jinja source")
+    parser: str | None = Field(None, description="format of tool calls; None: told from the template")
+    thinking: Literal["keep", "template"] = "keep"
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="switches such as enable_thinking")
+
+
+class DataConfig(_Section):
+    """The prompts: a file, or a procedural task."""
+
+    path: Path | None = Field(None, description="JSONL or Parquet with 'messages', 'prompt' or 'question'")
+    task: str | None = Field(None, description="a reasoning_gym task; its scoring gives the reward")
+    task_args: dict[str, Any] = Field(default_factory=dict, description="the task's own parameters")
+    size: int | None = Field(None, ge=1, description="how many prompts; None: all of a file, 16 of a task")
+    seed: int = 0
+    system: str | None = Field(None, description="a system message put before every prompt")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DataConfig:
+        if (self.path is None) == (self.task is None):
+            raise ValueError("give exactly one of data.path and data.task")
+        return self
+
+
+class SamplingConfig(_Section):
+    """See `unspool.SamplingParams`."""
+
+    max_tokens: int | None = Field(256, ge=1)
+    temperature: float = Field(1.0, ge=0)
+    top_k: int = Field(-1, ge=-1)
+    top_p: float = Field(1.0, gt=0, le=1)
+    repetition_penalty: float = Field(1.0, gt=0)
+    stop: list[str] = Field(default_factory=list)
+
+
+class LimitsConfig(_Section):
+    """See `unspool.Limits`."""
+
+    max_turns: int | None = Field(6, ge=1)
+    max_trajectory_tokens: int | None = Field(None, ge=1)
+    max_tool_calls: int | None = Field(None, ge=0)
+    timeout: float | None = Field(None, gt=0)
+    malformed_calls: Literal["answer", "end"] = "answer"
+
+
+class OutputConfig(_Section):
+    """Where results go."""
+
+    dir: Path = Path("runs/latest")
+    traces: bool = Field(True, description="a JSON file for each trajectory, under traces/")
+    parquet: bool = Field(True, description="all trajectories in trajectories.parquet")
+    jsonl: bool = Field(False, description="all trajectories in trajectories.jsonl")
+    show: bool = Field(True, description="print one trajectory at the end")
+
+
+class RunConfig(_Section):
+    """All of `unspool run`."""
+
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    template: TemplateConfig = Field(default_factory=TemplateConfig)
+    tools: list[str] = Field(default_factory=list, description="import paths, such as unspool.world:calculator")
+    tool_timeout: float = Field(30.0, gt=0, description="seconds a tool may take")
+    data: DataConfig
+    reward: str | None = Field(None, description="import path of a function from a finished trajectory to a number")
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    limits: LimitsConfig = Field(default_factory=LimitsConfig)
+    num_generations: int = Field(1, ge=1, description="rollouts of each prompt")
+    concurrency: int | None = Field(None, ge=1, description="most conversations at once; None: all")
+    seed: int = 0
+    output: OutputConfig = Field(default_factory=OutputConfig)
+
+
+def load_config(path: Path, overrides: list[str] | tuple[str, ...] = ()) -> RunConfig:
+    """The configuration in a YAML file, with `section.key=value` overrides (values are YAML too).
+
+    Raises:
+        InvalidValueError: names the key, the value, and for an unknown key the nearest right one.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidValueError(f"cannot read the configuration {path}: {error.strerror}") from error
+    try:
+        tree = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise InvalidValueError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise InvalidValueError(f"{path} must hold keys and values, not a {type(tree).__name__}")
+    for override in overrides:
+        _override(tree, override)
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise InvalidValueError("\n".join(_sentence(dict(problem)) for problem in error.errors())) from None
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    name, equals, text = override.partition("=")
+    if not equals or not name:
+        raise InvalidValueError(f"{override!r} is no override; write section.key=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InvalidValueError(f"the value of {name} is not valid YAML: {text!r}") from error
+    *sections, last = name.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise InvalidValueError(f"{name} cannot be set: {section} is a value, not a section")
+    tree[last] = value
+
+
+def _sentence(problem: dict[str, Any]) -> str:
+    """One problem that pydantic found, as a sentence."""
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        *sections, last = problem["loc"]
+        known = _keys_of(sections)
+        near = difflib.get_close_matches(str(last), known, n=1, cutoff=0.5)
+        hint = f"did you mean {'.'.join([*map(str, sections), near[0]])}?" if near else f"known: {', '.join(known)}"
+        return f"unknown key {where}; {hint}"
+    if problem["type"] == "missing":
+        return f"{where} is missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    return message if problem["type"] == "value_error" else f"{where}: {message} (it is {problem['input']!r})"
+
+
+def _keys_of(sections: list[Any]) -> list[str]:
+    model: type[BaseModel] = RunConfig
+    for section in sections:
+        kind = model.model_fields[section].annotation
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return []
+        model = kind
+    return list(model.model_fields)

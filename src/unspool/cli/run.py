@@ -1,0 +1,160 @@
+"""`unspool run`: from a configuration to finished trajectories, on disk and in a table.
+
+Each trajectory's trace is written when it ends, so what is done survives whatever comes later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from rich.console import Console
+
+from unspool.cli.config import RunConfig, TemplateConfig
+from unspool.cli.show import render_trajectory
+from unspool.cli.summary import summarise, summary_table
+from unspool.cli.tasks import Reward, load_object, load_prompts
+from unspool.data import write_jsonl, write_parquet
+from unspool.episode import Limits
+from unspool.rollout import MultiTurnRollout
+from unspool.template import ChatTemplate
+from unspool.trace import TraceWriter
+from unspool.types import InvalidValueError, SamplingParams, Trajectory
+from unspool.world import ToolManager
+
+if TYPE_CHECKING:
+    from unspool.engines import TorchEngine
+
+EMBEDDED = "embedded"
+
+
+def run(config: RunConfig, console: Console | None = None) -> list[Trajectory]:
+    """Run a configuration and write its output; returns the trajectories, in the order of their prompts.
+
+    Raises:
+        UnspoolError: the configuration cannot be run; nothing was started.
+    """
+    console = console or Console()
+    prompts, task_reward = load_prompts(config.data)
+    if not prompts:
+        raise InvalidValueError("there are no prompts to run; look at data.path and data.size")
+    reward = load_object(config.reward) if config.reward else task_reward
+    tools = (
+        ToolManager([load_object(path) for path in config.tools], timeout=config.tool_timeout) if config.tools else None
+    )
+    output = config.output
+    output.dir.mkdir(parents=True, exist_ok=True)
+    trace = TraceWriter(output.dir / "traces", success_callback=_succeeded) if output.traces else None
+    folder = model_folder(config.model.path)
+    console.print(f"loading {config.model.path} ({config.model.dtype})")
+    rollout = MultiTurnRollout(
+        load_engine(config, folder),
+        load_template(config.template, folder),
+        tools,
+        SamplingParams(**config.sampling.model_dump()),
+        limits=Limits(**config.limits.model_dump()),
+        seed=config.seed,
+        num_generations=config.num_generations,
+        concurrency=config.concurrency,
+    )
+    with rollout:
+        results = asyncio.run(_collect(rollout, prompts, reward, trace))
+    if not results:
+        raise InvalidValueError("no trajectory was finished; nothing was written")
+    expected = len(prompts) * config.num_generations
+    if len(results) < expected:
+        console.print(f"interrupted: {len(results)} of {expected} trajectories were finished and are kept")
+    _write(config, results, folder)
+    summary = summarise(results, rollout.stats)
+    (output.dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    if output.show:
+        console.print()
+        render_trajectory(_most_telling(results), rollout.template, console=console)
+    console.print(summary_table(summary))
+    console.print(f"written to {output.dir}")
+    return results
+
+
+async def _collect(
+    rollout: MultiTurnRollout, prompts: list[Trajectory], reward: Reward | None, trace: TraceWriter | None
+) -> list[Trajectory]:
+    """All trajectories in order, each scored and traced as it ends."""
+    results: list[Trajectory] = []
+    with suppress(asyncio.CancelledError):  # Ctrl-C: what is done is kept
+        async for trajectory in rollout.stream(prompts):
+            if reward is not None:
+                score(trajectory, reward)
+            if trace is not None:
+                trace.write(trajectory)
+            results.append(trajectory)
+    order = {prompt["id"]: index for index, prompt in enumerate(prompts)}
+    return sorted(results, key=lambda t: (order[t["id"]], t.get("sample") or 0))
+
+
+def score(trajectory: Trajectory, reward: Reward) -> None:
+    """Put `reward` into the trajectory; a reward that raises is a `reward_error`, not a zero."""
+    try:
+        trajectory["reward"] = float(reward(trajectory))
+    except Exception as error:
+        trajectory["reward"] = None
+        trajectory["reward_error"] = f"{type(error).__name__}: {error}"
+
+
+def _succeeded(trajectory: Trajectory) -> bool:
+    return (trajectory.get("reward") or 0.0) >= 1.0
+
+
+def model_folder(path: str) -> Path:
+    """The folder of a model, made first where the embedded one is asked for."""
+    if path != EMBEDDED:
+        if not Path(path).is_dir():
+            raise InvalidValueError(f"model.path: {path} is no folder; give a model's folder, or {EMBEDDED!r}")
+        return Path(path)
+    from unspool.engines.embedded import ensure_embedded_model
+
+    return ensure_embedded_model()
+
+
+def load_engine(config: RunConfig, folder: Path) -> TorchEngine:
+    """The engine that the configuration describes."""
+    from unspool.engines import TorchEngine
+    from unspool.engines.embedded import embedded_adapter
+
+    model = config.model
+    adapter = embedded_adapter() if model.adapter == EMBEDDED else model.adapter and Path(model.adapter)
+    options: dict[str, Any] = {} if model.max_batch_size is None else {"max_batch_size": model.max_batch_size}
+    return TorchEngine.from_pretrained(
+        folder, adapter=adapter or None, dtype=model.dtype, device=model.device, threads=model.threads, **options
+    )
+
+
+def load_template(config: TemplateConfig, folder: Path) -> ChatTemplate:
+    """The chat template that the configuration describes."""
+    source = None
+    if config.file is not None:
+        try:
+            source = config.file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise InvalidValueError(f"template.file: cannot read {config.file}: {error.strerror}") from error
+    return ChatTemplate(
+        str(folder), chat_template=source, parser=config.parser, thinking=config.thinking, **config.kwargs
+    )
+
+
+def _write(config: RunConfig, results: list[Trajectory], folder: Path) -> None:
+    output = config.output
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    (output.dir / "config.yaml").write_text(text, encoding="utf-8")
+    if output.parquet:
+        write_parquet(results, output.dir / "trajectories.parquet", metadata={"tokenizer": str(folder)})
+    if output.jsonl:
+        write_jsonl(results, output.dir / "trajectories.jsonl")
+
+
+def _most_telling(results: list[Trajectory]) -> Trajectory:
+    """A finished trajectory worth a look: one that succeeded, with the most turns among those."""
+    return max(results, key=lambda t: (t["error"] is None, t.get("reward") or 0.0, t["turns"]))
