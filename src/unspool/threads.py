@@ -30,20 +30,21 @@ T = TypeVar("T")
 class Call(Generic[T]):
     """One call on a thread, and the future on the caller's loop that gets its result."""
 
-    __slots__ = ("_context", "_function", "_given_up", "future", "loop", "started")
+    __slots__ = ("_context", "_function", "_given_up", "_returned", "future", "loop", "started")
 
     def __init__(self, function: Callable[[], T]) -> None:
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[T] = self.loop.create_future()
         self.started = False
         self._given_up = False
+        self._returned = False
         self._function: Callable[[], T] | None = function
         self._context = contextvars.copy_context()
 
     def abandon(self) -> bool:
         """Want no result any more; True where the call is now running for nobody."""
         self._given_up = True
-        return self.started and not self.future.done()
+        return self.started and not self._returned
 
     def run(self) -> None:
         """On a thread: make the call and hand the result over."""
@@ -59,6 +60,7 @@ class Call(Generic[T]):
             self._deliver(self._succeed, result)
 
     def _deliver(self, settle: Callable[[Any], None], value: object) -> None:
+        self._returned = True
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             self.loop.call_soon_threadsafe(settle, value)
 

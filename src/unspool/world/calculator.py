@@ -47,18 +47,20 @@ async def _calculate(expression: str) -> str:
         return _exact(left * right)
     if right == 0:
         raise InvalidValueError(f"{expression.strip()} divides by zero")
-    return _rounded(left / right)
+    return _rounded(Fraction(left) / right)
 
 
-def _number(text: str) -> Fraction:
+def _number(text: str) -> Fraction | int:
     text = text.strip("() \t\r\n").replace(",", "")
-    if sum(character.isdigit() for character in text) > _MAX_DIGITS:
+    if len(text) > _MAX_DIGITS and sum(character.isdigit() for character in text) > _MAX_DIGITS:
         raise InvalidValueError(f"calculator takes numbers of at most {_MAX_DIGITS} digits, not {text}")
-    return Fraction(text)
+    return Fraction(text) if any(mark in text for mark in ".eE") else int(text)
 
 
-def _exact(value: Fraction) -> str:
+def _exact(value: Fraction | int) -> str:
     """A number whose denominator has only the factors 2 and 5, in full."""
+    if value.denominator == 1:
+        return str(value.numerator)
     places = 0
     while (value * 10**places).denominator != 1:
         places += 1

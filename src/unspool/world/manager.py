@@ -13,11 +13,11 @@ import copy
 import difflib
 import inspect
 import math
+import sys
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from unspool.loop import run_sync
@@ -156,7 +156,7 @@ class ToolManager:
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_abandoned": 0}
+        return {**self.__dict__, "_tools": dict(self._tools), "_abandoned": 0}
 
     def __repr__(self) -> str:
         return f"ToolManager([{', '.join(self._tools)}])"
@@ -203,10 +203,12 @@ class ToolManager:
             prepared = self._prepare(call)
             if isinstance(prepared, _Answer):
                 return prepared
-            async with self._gate() if self._gate is not None else nullcontext():
+            if self._gate is None:
                 return await self._execute(*prepared)
-        except asyncio.CancelledError:
-            raise
+            async with self._gate():
+                return await self._execute(*prepared)
+        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+            raise  # these are the caller's: a tool's own are caught where it runs
         except BaseException as error:
             return _raised(str(call.name), error)
 
@@ -219,7 +221,7 @@ class ToolManager:
             return _failed("unknown_tool", self._unknown(call.name))
         try:
             # A copy: what the tool does to its arguments must not reach the message that the model wrote.
-            arguments = copy.deepcopy(decode_arguments(call.arguments))
+            arguments = _own(decode_arguments(call.arguments))
         except (InvalidValueError, RecursionError) as error:
             return _failed("bad_json", str(error))
         try:
@@ -261,13 +263,37 @@ class ToolManager:
 
     async def _on_thread(self, produce: Callable[[], _Answer | _Later], seconds: float | None) -> Any:
         running = THREADS.start(produce)
+        lapse = _lapse(running.future, seconds)
+        result = None
         try:
-            await asyncio.wait((running.future,), timeout=seconds)
+            result = await running.future
         finally:
+            if lapse is not None:
+                lapse.cancel()
             # Late or cancelled: either way nobody will take the result.
-            if not running.future.done() and running.abandon():
+            if result is None and running.abandon():
                 self._abandoned += 1
-        return running.future.result() if running.future.done() else None
+        return result
+
+
+def _lapse(future: asyncio.Future[Any], seconds: float | None) -> asyncio.TimerHandle | None:
+    """Settle `future` with None after `seconds`, unless it is settled by then."""
+    if seconds is None:
+        return None
+
+    def settle() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    return future.get_loop().call_later(seconds, settle)
+
+
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+
+
+def _own(arguments: dict[str, Any]) -> dict[str, Any]:
+    """A copy that shares nothing that can change; most arguments are flat, and need no deep copy."""
+    return arguments if all(type(value) in _SCALARS for value in arguments.values()) else copy.deepcopy(arguments)
 
 
 def _produce(name: str, function: Callable[[], Any], limit: int, deadline: float | None) -> _Answer | _Later:
@@ -302,19 +328,38 @@ async def _on_loop(name: str, function: Callable[[], Any], limit: int, seconds: 
         except BaseException as error:
             return _raised(name, error)
 
-    task = asyncio.get_running_loop().create_task(produce())
-    try:
-        await asyncio.wait((task,), timeout=seconds)
-    finally:
-        if not task.done():
-            _lingering.add(task)
-            task.add_done_callback(_lingering.discard)
-            task.cancel()
+    loop = asyncio.get_running_loop()
+    task = _start(loop, produce())
+    if not task.done():
+        settled: asyncio.Future[None] = loop.create_future()
+
+        def settle(_: object) -> None:
+            if not settled.done():
+                settled.set_result(None)
+
+        task.add_done_callback(settle)
+        lapse = _lapse(settled, seconds)
+        try:
+            await settled
+        finally:
+            if lapse is not None:
+                lapse.cancel()
+            if not task.done():
+                _lingering.add(task)
+                task.add_done_callback(_lingering.discard)
+                task.cancel()
     if not task.done():
         return None
     if task.cancelled():  # before its first step, by something that cancels all tasks
         return _raised(name, asyncio.CancelledError())
     return task.result()
+
+
+def _start(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, _Answer]) -> asyncio.Task[_Answer]:
+    """A task that runs up to its first wait at once, where Python can do that: most tools that are quick end there."""
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=loop, eager_start=True)
+    return loop.create_task(work)
 
 
 def _shown(name: str, rendered: Rendered) -> _Answer:

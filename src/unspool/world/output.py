@@ -37,7 +37,7 @@ def render(value: object, limit: int, deadline: float | None = None) -> Rendered
     Raises:
         Whatever the value's own methods raise; ValueError or RecursionError for structures without an end.
     """
-    if isinstance(value, Iterator):
+    if not isinstance(value, str) and isinstance(value, Iterator):
         return _join(_pieces(value, limit, deadline), limit)
     return shorten(_text(value), limit)
 

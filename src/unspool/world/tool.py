@@ -98,6 +98,8 @@ class Tool:
             if known is not None and name not in known:
                 takes = ", ".join(sorted(known)) or "none"
                 return f"{self.name} has no argument {_show(name)}; it takes: {takes}"
+        if self.validator.is_valid(arguments):
+            return None
         for error in self.validator.iter_errors(arguments):
             path = list(error.instance_path)
             said = shorten(error.message, _SHOWN).text
