@@ -8,13 +8,12 @@ import sys
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Literal, NotRequired, Optional, TypedDict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
-from typing_extensions import TypedDict
 
 from unspool.types import InvalidTypeError, InvalidValueError
 from unspool.world import Tool, ToolManager, calculator, tool
@@ -178,6 +177,34 @@ def test_structures_are_written_out_in_place():
         "type": "object",
     }
     assert properties["colour"] == {"enum": ["red", "blue"], "type": "string"}
+
+
+def test_typed_dicts_are_read_wherever_they_stand():
+    class Stop(TypedDict):
+        at: Address
+        wait: NotRequired[Annotated[int, Field(ge=1)]]
+
+    def drive(stops: list[Stop], home: Optional[Address] = None, last: Stop | None = None) -> Any:  # noqa: UP045
+        return stops
+
+    schema = schema_of(drive)["properties"]
+    stop = {
+        "properties": {
+            "at": {
+                "properties": {"street": {"type": "string"}, "number": {"type": "integer"}},
+                "required": ["street", "number"],
+                "type": "object",
+            },
+            "wait": {"minimum": 1, "type": "integer"},
+        },
+        "required": ["at"],
+        "type": "object",
+    }
+    assert schema["stops"] == {"items": stop, "type": "array"}
+    assert schema["home"]["anyOf"] == [stop["properties"]["at"], {"type": "null"}]
+    assert schema["last"]["anyOf"] == [stop, {"type": "null"}]
+    stops = [{"at": {"street": "High", "number": 1}}]
+    assert json.loads(ToolManager([drive])("drive", {"stops": stops})) == stops
 
 
 def test_a_recursive_structure_keeps_its_definition():

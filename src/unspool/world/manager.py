@@ -81,7 +81,7 @@ class ToolManager:
     Args:
         tools: Tools, or typed functions, which become Tools.
         timeout: seconds that a call may take, where its tool says nothing; None: no limit.
-        max_tool_chars: most characters of an answer, where its tool says nothing.
+        max_tool_chars: most characters of an answer, where its tool says nothing; errors have at most 2,000.
         concurrency: most calls at once over all episodes that share this manager or its copies, for each event
             loop; None: any number. The time-out of a call begins when it runs.
     """

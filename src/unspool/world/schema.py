@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
+import sys
+import types
+import typing
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -40,7 +44,7 @@ def describe(function: Callable[..., Any], name: str) -> tuple[str, dict[str, An
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a default that JSON cannot write is only left out of the schema
             schema = _adapter(signature).json_schema()
-    except (PydanticUserError, NameError) as error:
+    except (PydanticUserError, NameError, RecursionError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidTypeError(
             f"tool {name!r}: an annotation cannot be written as JSON schema ({reason}); "
@@ -117,13 +121,37 @@ def _adapter(signature: inspect.Signature) -> TypeAdapter[Any]:
     # pydantic reads a function's signature; this stand-in has the tool's, and only returns what it is given.
     many = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = [
-        p.replace(kind=p.KEYWORD_ONLY, annotation=Any if p.annotation is p.empty else p.annotation)
+        p.replace(kind=p.KEYWORD_ONLY, annotation=Any if p.annotation is p.empty else _readable(p.annotation))
         for p in signature.parameters.values()
         if p.kind not in many
     ]
     keywords.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
     keywords.__annotations__ = {p.name: p.annotation for p in named}
     return TypeAdapter(keywords)  # type: ignore[arg-type]
+
+
+def _readable(annotation: Any) -> Any:
+    """The annotation with the standard library's TypedDicts, which pydantic reads from Python 3.12 on, rewritten."""
+    if sys.version_info >= (3, 12):
+        return annotation
+    if typing.is_typeddict(annotation) and type(annotation).__module__ == "typing":
+        import typing_extensions
+
+        keys = {}
+        for key, hint in typing.get_type_hints(annotation, include_extras=True).items():
+            while typing.get_origin(hint) in (typing.Required, typing.NotRequired):
+                (hint,) = typing.get_args(hint)  # noqa: PLW2901
+            kind = typing.Required if key in annotation.__required_keys__ else typing.NotRequired
+            keys[key] = kind[_readable(hint)]
+        return typing_extensions.TypedDict(annotation.__name__, keys)  # type: ignore[operator]
+    parts = typing.get_args(annotation)
+    changed = tuple(_readable(part) for part in parts)
+    if all(new is old for new, old in zip(changed, parts, strict=True)):
+        return annotation
+    if isinstance(annotation, types.UnionType):
+        return functools.reduce(operator.or_, changed)
+    origin = typing.Annotated if hasattr(annotation, "__metadata__") else typing.get_origin(annotation)
+    return origin[changed]
 
 
 def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:

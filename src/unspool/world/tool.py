@@ -61,13 +61,13 @@ class Tool:
             )
         check_limits(f"tool {self.name!r}: ", self.timeout, "max_chars", self.max_chars)
         try:
-            written = json.dumps(self.info_parts(), ensure_ascii=False)
+            written = json.dumps(self._parts(), ensure_ascii=False)
         except (TypeError, ValueError) as error:
             raise InvalidValueError(f"tool {self.name!r}: parameters cannot be written as JSON ({error})") from error
         object.__setattr__(self, "_written", written)
         object.__setattr__(self, "__doc__", self.description)
 
-    def info_parts(self) -> ToolInfo:
+    def _parts(self) -> ToolInfo:
         """As `info`, sharing the schema."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
