@@ -353,3 +353,10 @@ def test_a_tokenizer_that_was_asked_for_and_cannot_be_loaded_is_an_error(tmp_pat
 def test_files_that_cannot_be_shown_are_named(name: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match=said):
         show(tmp_path / name)
+
+
+@pytest.mark.parametrize("row", [{"messages": ["hi"]}, {"input_ids": [1], "spans": [{}]}])
+def test_rows_that_are_no_trajectories_are_one_sentence(row: dict[str, Any], tmp_path: Path) -> None:
+    write_jsonl([row], tmp_path / "x.jsonl")
+    with pytest.raises(InvalidValueError, match=r"x\.jsonl does not hold a trajectory"):
+        show(tmp_path / "x.jsonl")

@@ -128,25 +128,15 @@ class _Run:
 
 
 def _spans(trajectory: Mapping[str, Any]) -> list[_Run]:
-    """The spans with their positions; where they do not add up, the runs of the loss mask."""
+    """The spans with their positions; where there are none, or they do not add up, the runs of the loss mask."""
     ids, logprobs = trajectory["input_ids"], trajectory.get("logprobs")
     runs: list[_Run] = []
     start = 0
     for span in trajectory.get("spans") or ():
         end = start + span["length"]
-        own = span.get("logprobs") or (logprobs[start:end] if logprobs else None)
-        sampled = span["origin"] == "sampled"
-        runs.append(
-            _Run(
-                span["origin"],
-                start,
-                end,
-                span.get("turn"),
-                span.get("message"),
-                span.get("trained", True),
-                own if sampled else None,
-            )
-        )
+        own = span.get("logprobs") or (logprobs[start:end] if logprobs and span["origin"] == "sampled" else None)
+        about = span.get("turn"), span.get("message"), span.get("trained", True)
+        runs.append(_Run(span["origin"], start, end, *about, own))
         start = end
     if start == len(ids):
         return runs

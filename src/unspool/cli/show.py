@@ -43,7 +43,10 @@ def show(
         loaded = _load(tokenizer) if tokenizer is not None else _noted_tokenizer(path, trajectory)
         if loaded is None:
             console.print("No tokenizer is noted in the file; --tokenizer FOLDER shows the tokens.", style="dim")
-    render_trajectory(trajectory, loaded, console, messages=messages)
+    try:
+        render_trajectory(trajectory, loaded, console, messages=messages)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise InvalidValueError(f"{path} does not hold a trajectory in the form of a rollout's ({error!r})") from error
 
 
 def load_any(path: str | Path) -> list[dict[str, Any]]:

@@ -1,7 +1,17 @@
 """One batch of tensors from many trajectories; nothing is cut, and nothing is guessed from token ids.
 
 What is padding is known from lengths alone: where the padding token is also the stop token, a sampled stop token
-stays attended and trained. Arrays stay in input order; `align` shifts them.
+stays attended and trained. Arrays stay in input order; `align` shifts them. A batch of B rows and width L has:
+
+| key | shape | dtype | in padding | there |
+|---|---|---|---|---|
+| `input_ids` | [B, L] | int32 | `pad_token_id` | always |
+| `attention_mask` | [B, L] | bool | False | always |
+| `loss_mask` | [B, L] | int32 | 0 | where every row has it |
+| `labels` | [B, L] | int64, as torch's losses want them | -100 | where every row has it |
+| `versions` | [B, L] | int32 | -1 | where every row has it |
+| `logprobs` | [B, L] | float32 | 0.0 | where every row has it |
+| `rewards` | [B] | float32 | | where every row has a `reward` |
 """
 
 from __future__ import annotations
@@ -15,6 +25,12 @@ from unspool.types import InvalidTypeError, InvalidValueError, MissingExtraError
 if TYPE_CHECKING:
     import torch
 
+_COLUMNS = (
+    ("loss_mask", 0, "int32"),
+    ("labels", IGNORE_INDEX, "int64"),
+    ("versions", -1, "int32"),
+    ("logprobs", 0.0, "float32"),
+)
 _ONE_PATH = ("branches", "branch", "spans", "messages")
 
 
@@ -26,17 +42,7 @@ def pad_batch(
     multiple_of: int | None = None,
     length: int | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Trajectories as rows of tensors; B rows, width L.
-
-    | key | shape | dtype | in padding | there |
-    |---|---|---|---|---|
-    | `input_ids` | [B, L] | int32 | `pad_token_id` | always |
-    | `attention_mask` | [B, L] | bool | False | always |
-    | `loss_mask` | [B, L] | int32 | 0 | where every row has it |
-    | `labels` | [B, L] | int64, as torch's losses want them | -100 | where every row has it |
-    | `versions` | [B, L] | int32 | -1 | where every row has it |
-    | `logprobs` | [B, L] | float32 | 0.0 | where every row has it |
-    | `rewards` | [B] | float32 | | where every row has a `reward` |
+    """Trajectories as rows of tensors; shapes and dtypes stand at the top of this module.
 
     A key that no row has (or that is None in all) is left out; one that only some rows have is an error.
 
@@ -61,33 +67,29 @@ def pad_batch(
         return {}
     lengths = [_row_length(index, row) for index, row in enumerate(trajectories)]
     width = _width(lengths, multiple_of, length)
-    torch = _torch()
-    columns = (
-        ("input_ids", pad_token_id, torch.int32),
-        ("loss_mask", 0, torch.int32),
-        ("labels", IGNORE_INDEX, torch.int64),
-        ("versions", -1, torch.int32),
-        ("logprobs", 0.0, torch.float32),
-    )
     slices = [slice(0, count) if side == "right" else slice(width - count, width) for count in lengths]
+    torch = _torch()
     attention_mask = torch.zeros(len(lengths), width, dtype=torch.bool)
     for index, where in enumerate(slices):
         attention_mask[index, where] = True
     batch = {"attention_mask": attention_mask}
-    for name, fill, dtype in columns:
-        if not _all_have(trajectories, name):
-            continue
-        column = torch.full((len(lengths), width), fill, dtype=dtype)
-        for index, (row, where) in enumerate(zip(trajectories, slices, strict=True)):
-            if len(row[name]) != lengths[index]:
-                raise InvalidValueError(
-                    f"row {index} has {len(row[name])} {name} for {lengths[index]} input_ids; it needs one a token"
-                )
-            column[index, where] = torch.as_tensor(row[name], dtype=dtype)
-        batch[name] = column
+    for name, fill, dtype in (("input_ids", pad_token_id, "int32"), *_COLUMNS):
+        if _all_have(trajectories, name):
+            column = torch.full((len(lengths), width), fill, dtype=getattr(torch, dtype))
+            _fill(column, [row[name] for row in trajectories], slices, name)
+            batch[name] = column
     if _all_have(trajectories, "reward"):
         batch["rewards"] = torch.tensor([float(row["reward"]) for row in trajectories], dtype=torch.float32)
     return batch
+
+
+def _fill(column: torch.Tensor, arrays: Sequence[Sequence[float]], slices: Sequence[slice], name: str) -> None:
+    for index, (array, where) in enumerate(zip(arrays, slices, strict=True)):
+        if len(array) != where.stop - where.start:
+            raise InvalidValueError(
+                f"row {index} has {len(array)} {name} for {where.stop - where.start} input_ids; it needs one a token"
+            )
+        column[index, where] = _torch().as_tensor(array, dtype=column.dtype)
 
 
 def training_rows(trajectories: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
