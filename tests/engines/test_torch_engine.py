@@ -9,6 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
 from tests.engines.tiny_models import (
     CONTEXT,
     VOCABULARY,
@@ -20,14 +28,6 @@ from tests.engines.tiny_models import (
     tiny_llama,
     tiny_qwen3,
 )
-from transformers import (
-    LogitsProcessorList,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
-
 from unspool.engines.protocol import Engine, GenerateRequest, Generation
 from unspool.engines.torch import TorchEngine
 from unspool.types import EngineError, InvalidValueError, SamplingParams

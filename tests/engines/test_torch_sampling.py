@@ -14,7 +14,17 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from unspool.engines.torch.sampling import Draw, SamplingPlan, draw, invert, keep_top_k, keep_top_p, stream, warp
+from unspool.engines.torch.sampling import (
+    Draw,
+    SamplingPlan,
+    choices,
+    descend,
+    draw,
+    keep_top_k,
+    keep_top_p,
+    stream,
+    warp,
+)
 from unspool.types import SamplingParams
 
 CPU = torch.device("cpu")
@@ -25,14 +35,14 @@ def plan(*params: SamplingParams, raw: bool = False) -> SamplingPlan:
     return SamplingPlan.of(params, [raw] * len(params), CPU)
 
 
-def numbers(count: int, seed: int = 0) -> torch.Tensor:
-    source = random.Random(seed)
-    return torch.tensor([source.random() for _ in range(count)], dtype=torch.float64)
+def numbers(count: int, size: int) -> torch.Tensor:
+    source = random.Random(0)
+    return torch.tensor([[source.random() for _ in range(choices(size))] for _ in range(count)], dtype=torch.float64)
 
 
 def drawn(logits: list[float], count: int, params: SamplingParams, **options: bool) -> Draw:
     rows = torch.tensor(logits).expand(count, -1)
-    return draw(rows, plan(*[params] * count, **options), numbers(count), None)
+    return draw(rows, plan(*[params] * count, **options), numbers(count, len(logits)), None)
 
 
 def chi_square(tokens: torch.Tensor, expected: list[float]) -> float:
@@ -65,7 +75,7 @@ def test_a_distribution_over_many_blocks_is_drawn_from_rightly() -> None:
     places = [0, 255, 256, 511, 512, 699]
     logits[places] = torch.tensor([1.0, 2.0, 3.0, 3.0, 2.0, 1.0]).log()
     count = 20_000
-    result = draw(logits.expand(count, -1), plan(*[SamplingParams()] * count), numbers(count), None)
+    result = draw(logits.expand(count, -1), plan(*[SamplingParams()] * count), numbers(count, size), None)
     expected = [0.0] * size
     for place, weight in zip(places, (1, 2, 3, 3, 2, 1), strict=True):
         expected[place] = weight / 12
@@ -84,7 +94,7 @@ def test_greedy_takes_the_likeliest_and_reports_the_models_own_log_probability()
     logits = torch.tensor([[math.log(p) for p in (0.4, 0.3, 0.2, 0.1)]])
     params = SamplingParams(temperature=0, top_k=1, top_p=0.1, repetition_penalty=4.0)
     seen = torch.tensor([[True, False, False, False]])
-    result = draw(logits, plan(params), numbers(1), seen)
+    result = draw(logits, plan(params), numbers(1, 4), seen)
     # The penalty quadruples log 0.4, which leaves token 1 the likeliest; the model itself gives it 0.3.
     assert result.tokens.tolist() == [1]
     assert result.logprobs.exp().tolist() == pytest.approx([0.3], abs=1e-6)
@@ -133,12 +143,18 @@ def test_top_p_keeps_the_likeliest_token_however_small_it_is() -> None:
     assert keep_top_p(scores, torch.tensor([[1e-9]], dtype=torch.float64)).tolist() == [[NEG, 2.0, NEG]]
 
 
-def test_the_number_picks_the_token_in_the_order_of_the_vocabulary() -> None:
-    probs = torch.tensor([[0.25, 0.0, 0.5, 0.25, 0.0]])
-    for number, token in ((0.0, 0), (0.2499, 0), (0.25, 2), (0.7499, 2), (0.75, 3), (1 - 2**-53, 3)):
-        tokens, total = invert(probs, torch.tensor([number], dtype=torch.float64))
-        assert tokens.tolist() == [token]
-        assert total.tolist() == [1.0]
+def test_each_number_halves_the_vocabulary() -> None:
+    probs = torch.zeros(1, 512)
+    probs[0, [0, 255, 256, 384]] = torch.tensor([0.25, 0.25, 0.125, 0.375])
+    assert choices(512) == 9
+    for first, second, token in (
+        (0.49, 0.49, 0),  # 0 to 255 hold 0.5 of all, 0 to 127 hold 0.5 of that
+        (0.49, 0.5, 255),
+        (0.5, 0.24, 256),  # 256 to 383 hold a quarter of the second half
+        (0.5, 0.25, 384),
+    ):
+        tokens, total = descend(probs, torch.tensor([[first, second] + [0.7] * 7], dtype=torch.float64))
+        assert (tokens.tolist(), total.tolist()) == ([token], [1.0])
 
 
 def test_a_token_without_probability_is_never_drawn() -> None:
@@ -146,27 +162,37 @@ def test_a_token_without_probability_is_never_drawn() -> None:
     probs = torch.rand(400, 1000, generator=generator)
     probs[probs < 0.97] = 0
     for number in (0.0, 0.3, 0.999999, 1 - 2**-53):
-        tokens, _ = invert(probs, torch.full((400,), number, dtype=torch.float64))
-        assert bool((probs.gather(-1, tokens[:, None]) > 0).all())
+        for dtype in (torch.float64, torch.float32):  # in float32 the last number is 1
+            tokens, _ = descend(probs, torch.full((400, choices(1000)), number, dtype=dtype))
+            assert bool((probs.gather(-1, tokens[:, None]) > 0).all())
+
+
+def test_rounding_errors_of_the_logits_do_not_change_the_tokens() -> None:
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(5000, generator=generator).expand(4000, -1)
+    noise = torch.randn(4000, 5000, generator=generator) * 1e-6
+    params = plan(*[SamplingParams()] * 4000)
+    clean, noisy = (draw(x, params, numbers(4000, 5000), None).tokens for x in (logits, logits + noise))
+    assert (clean != noisy).sum().item() == 0
 
 
 def test_unusable_logits_are_marked_in_their_row_alone() -> None:
     good = torch.tensor([0.0, 1.0, 2.0])
     rows = torch.stack([good, good * math.nan, good, torch.tensor([0.0, math.inf, 0.0]), torch.full((3,), NEG), good])
-    result = draw(rows, plan(*[SamplingParams(top_p=0.9)] * 6), numbers(6), None)
+    result = draw(rows, plan(*[SamplingParams(top_p=0.9)] * 6), numbers(6, 3), None)
     assert result.sound.tolist() == [True, False, True, False, False, True]
-    alone = draw(good[None], plan(SamplingParams(top_p=0.9)), numbers(6)[2:3], None)
+    alone = draw(good[None], plan(SamplingParams(top_p=0.9)), numbers(6, 3)[2:3], None)
     assert result.tokens[2] == alone.tokens[0]
 
 
 def test_masked_tokens_in_the_models_own_logits_are_no_fault() -> None:
-    result = draw(torch.tensor([[NEG, 0.0, NEG]]), plan(SamplingParams()), numbers(1), None)
+    result = draw(torch.tensor([[NEG, 0.0, NEG]]), plan(SamplingParams()), numbers(1, 3), None)
     assert (result.tokens.tolist(), result.logprobs.tolist(), result.sound.tolist()) == ([1], [0.0], [True])
 
 
 def test_half_precision_logits_are_scored_in_float32() -> None:
     logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(0)).bfloat16()
-    result = draw(logits, plan(SamplingParams()), numbers(1), None)
+    result = draw(logits, plan(SamplingParams()), numbers(1, 300), None)
     expected = logits.float().log_softmax(-1)[0, result.tokens[0]].item()
     assert result.logprobs.item() == pytest.approx(expected, abs=1e-6)
 

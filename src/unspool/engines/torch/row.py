@@ -69,7 +69,7 @@ class Row:
     seen: Tensor | None = None  # [V] bool, kept where there is a repetition penalty
     done: bool = False
     order: int = field(default_factory=lambda: next(_arrivals))
-    _uniform: float | None = None
+    _numbers: list[float] | None = None
 
     @property
     def ids(self) -> list[int]:
@@ -84,15 +84,15 @@ class Row:
     def remaining(self) -> int:
         return self.limit - len(self.tokens)
 
-    def uniform(self) -> float:
-        """The number in [0, 1) that makes the next token: the same until `take`, however often a step is tried."""
-        if self._uniform is None:
-            self._uniform = self.random.random()
-        return self._uniform
+    def numbers(self, count: int) -> list[float]:
+        """Those in [0, 1) that make the next token: the same until `take`, however often a step is tried."""
+        if self._numbers is None:
+            self._numbers = [self.random.random() for _ in range(count)]
+        return self._numbers
 
     def take(self, token: int, logprob: float, raw_logprob: float, version: int) -> GenerationStop | None:
         """Append a sampled token; say why the row ends with it, or None."""
-        self._uniform = None
+        self._numbers = None
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)

@@ -4,9 +4,11 @@ What this module promises:
 
 - The order is that of transformers' warpers: repetition penalty, temperature, top-k, top-p. A token is drawn from
   what is left, renormalised, and its log-probability is that of this very distribution.
-- One uniform number of the row's own makes one token, by the inverse of the row's cumulative distribution in the
-  order of the vocabulary. So a row's tokens depend on its logits and its own numbers, never on its companions; and
-  two logits that differ by a rounding error give the same token almost always (an order by probability would not).
+- A row's tokens depend on its logits and on its own uniform numbers, never on its companions' numbers. The size of
+  a batch changes logits in their last bits, which must not change tokens: a token is found by halving the vocabulary
+  until one is left, with a number of its own for each choice. Each choice flips only where its number meets the
+  rounding error of one ratio (about 1e-7 a token in float32). The inverse of one cumulative sum has as many edges as
+  there are likely tokens, all moved by the error of the whole sum: it flips some hundred times as often.
 - Greedy (temperature 0) takes the likeliest token after the penalty. The distribution drawn from is then a point,
   whose log-probability of 0 would tell a trainer nothing: `logprobs` is the model's own, at temperature 1, without
   penalty or truncation, which is what a forward pass over the answer gives.
@@ -20,11 +22,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from unspool.types import SamplingParams
 
-_BLOCK = 256
+_INNER = 8
+_BLOCK = 1 << _INNER
 """Width of the blocks whose sums are searched before the tokens in them."""
 
 _CANDIDATES = 1024
@@ -103,13 +107,13 @@ def draw(logits: Tensor, plan: SamplingPlan, uniform: Tensor, seen: Tensor | Non
     Args:
         logits: [B, V], any float dtype, as the model gave them.
         plan: how, for each row.
-        uniform: [B] in [0, 1), one number for each row, in the `wide` dtype.
+        uniform: [B, choices(V)] in [0, 1), each row's own numbers, in the `wide` dtype.
         seen: [n, V] bool for the rows `plan.penalised`: what their prompts and answers hold.
     """
     raw = logits.float()
     scores = warp(raw, plan, seen)
     probs = scores.softmax(-1)
-    tokens, total = invert(probs, uniform)
+    tokens, total = descend(probs, uniform)
     sound = total.isfinite() & (total > 0)
     if plan.greedy is not None:
         tokens = torch.where(plan.greedy, scores.argmax(-1), tokens)
@@ -178,40 +182,44 @@ def _edge(ordered: Tensor, norm: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     return ordered.gather(-1, count - 1), total[:, -1:] >= p
 
 
-def invert(probs: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """The token at `uniform` of each row's cumulative distribution, and the row's total.
+def descend(probs: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """A token [B] for each row, found by halving the vocabulary until one is left; and each row's total [B].
 
-    Sums of blocks are searched first, then the tokens of one block: one pass over the vocabulary instead of a
-    cumulative sum of it. A token without probability is never returned.
+    Sums of blocks are halved first, then the tokens of one block: one pass over the vocabulary, then little things.
+    A token without probability is never returned, as long as the row has any.
 
     Args:
         probs: [B, V] float32, not negative; they need not add up to 1.
-        uniform: [B] in [0, 1).
+        uniform: [B, choices(V)] in [0, 1), a number for each halving.
     """
-    size = probs.shape[-1]
+    rows, size = probs.shape
     whole = size - size % _BLOCK
-    sums = probs[:, :whole].reshape(len(probs), -1, _BLOCK).sum(-1, dtype=uniform.dtype)
+    sums = probs[:, :whole].reshape(rows, -1, _BLOCK).sum(-1, dtype=uniform.dtype)
     if whole < size:
         sums = torch.cat([sums, probs[:, whole:].sum(-1, keepdim=True, dtype=uniform.dtype)], dim=-1)
-    ends = sums.cumsum(-1)
-    total = ends[:, -1]
-    target = (uniform * total)[:, None]
-    block = _search(ends, sums, target)
-    rest = target - (ends.gather(-1, block) - sums.gather(-1, block))
-
+    upper = uniform.shape[-1] - _INNER
+    block = _halve(F.pad(sums, (0, (1 << upper) - sums.shape[-1])), uniform[:, :upper])
     places = block * _BLOCK + torch.arange(_BLOCK, device=probs.device)
     values = probs.gather(-1, places.clamp(max=size - 1)).masked_fill(places >= size, 0).to(uniform.dtype)
-    offset = _search(values.cumsum(-1), values, rest)
-    token = (block * _BLOCK + offset)[:, 0]
-    return token.clamp(max=size - 1), total
+    token = block * _BLOCK + _halve(values, uniform[:, upper:])
+    return token[:, 0].clamp(max=size - 1), sums.sum(-1)
 
 
-def _search(ends: Tensor, parts: Tensor, target: Tensor) -> Tensor:
-    """The first index whose running sum exceeds the target; at most the last one that has any weight.
+def choices(size: int) -> int:
+    """How many numbers a token of a vocabulary of this size takes."""
+    blocks = -(-size // _BLOCK)
+    return (blocks - 1).bit_length() + _INNER
 
-    Rounding can leave the target at or above the whole sum, or step onto a part without weight in the middle:
-    the first is held at the last part with weight, the second cannot pass a strict comparison.
-    """
-    index = torch.searchsorted(ends, target, right=True)
-    last = parts.shape[-1] - 1 - (parts > 0).flip(-1).to(torch.int8).argmax(-1, keepdim=True)
-    return torch.minimum(index, last)
+
+def _halve(weights: Tensor, uniform: Tensor) -> Tensor:
+    """An index [B, 1] into weights [B, 2**k], chosen half by half with uniform [B, k]."""
+    halves = []
+    while weights.shape[-1] > 1:
+        halves.append(weights)
+        weights = weights.reshape(len(weights), -1, 2).sum(-1)
+    index = torch.zeros(len(weights), 1, dtype=torch.int64, device=weights.device)
+    for step, level in enumerate(reversed(halves)):
+        number = uniform[:, step : step + 1]
+        left, right = level.gather(-1, 2 * index), level.gather(-1, 2 * index + 1)
+        index = 2 * index + ((number * (left + right) >= left) & (right > 0)).to(torch.int64)
+    return index

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from unspool.engines.torch.batch import Batch, Model
 from unspool.engines.torch.row import Row
-from unspool.engines.torch.sampling import SamplingPlan, draw, wide
+from unspool.engines.torch.sampling import SamplingPlan, choices, draw, wide
 from unspool.types import EngineError
 
 _log = logging.getLogger(__name__)
@@ -274,9 +274,10 @@ class Scheduler:
 
     def _sample(self, rows: list[Row], logits: Tensor, plan: SamplingPlan) -> list[int]:
         """Give each row its next token; the indices of the rows that go on."""
-        device = logits.device
-        uniform = torch.tensor([row.uniform() for row in rows], dtype=wide(device), device=device)
-        drawn = draw(logits, plan, uniform, self._seen(rows, logits.shape[-1]))
+        device, size = logits.device, logits.shape[-1]
+        numbers = [row.numbers(choices(size)) for row in rows]
+        uniform = torch.tensor(numbers, dtype=wide(device), device=device)
+        drawn = draw(logits, plan, uniform, self._seen(rows, size))
         tokens, sound = drawn.tokens.tolist(), drawn.sound.tolist()
         logprobs, raw = drawn.logprobs.tolist(), drawn.raw_logprobs.tolist()
         live: list[int] = []
