@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unspool.template.parsers.base import ParsedCall
@@ -22,9 +22,12 @@ MAX_DEPTH = 100
 MAX_DIGITS = 4000
 """Longest integer: Python refuses to convert more than 4,300 digits to or from text."""
 
+_WINDOW = 4096
+
 _BLANK = re.compile(r"[ \t\n\r]*+")
 _REST_OF_STRING = re.compile(r'(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _SALVAGED_NAME = re.compile(r'\{\s*+"name"\s*+:\s*+"([^"\\\n]{1,200})"')
+_CUT_NUMBER = re.compile(r"\.|[eE][+-]?")
 _LITERALS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
 _CALL_KEYS = frozenset({"name", "id", "type", "arguments", "parameters"})
 
@@ -56,13 +59,25 @@ def skip_blank(text: str, at: int) -> int:
 def decode_at(text: str, start: int) -> Decoded:
     """Read the JSON value that begins at `start` (whitespace before it is skipped)."""
     start = skip_blank(text, start)
+    # An error of the json module counts the lines of the whole document that it is given: a text with many broken
+    # values would take quadratic time. So a value is tried on a window, which grows only if it ends too soon.
+    size = _WINDOW
+    while True:
+        window = text[start : start + size]
+        decoded = _decode(window)
+        if start + size >= len(text) or not (decoded.cut or decoded.end == size):
+            return replace(decoded, end=start + decoded.end)
+        size *= 8
+
+
+def _decode(text: str) -> Decoded:
     faults: list[str] = []
     try:
-        value, end = _decoder(faults).raw_decode(text, start)
+        value, end = _decoder(faults).raw_decode(text)
     except json.JSONDecodeError as error:
-        return _explain(text, start, error)
+        return _explain(text, error)
     except RecursionError:
-        return Decoded(None, start, f"arguments are nested more than {MAX_DEPTH} deep")
+        return Decoded(None, 0, f"arguments are nested more than {MAX_DEPTH} deep")
     if not faults and _deeper_than(value, MAX_DEPTH):
         faults.append(f"arguments are nested more than {MAX_DEPTH} deep")
     return Decoded(None, end, faults[0]) if faults else Decoded(value, end)
@@ -105,8 +120,8 @@ def _twice(items: list[tuple[str, Any]]) -> str:
     return ""
 
 
-def _explain(text: str, start: int, error: json.JSONDecodeError) -> Decoded:
-    message = f"invalid JSON: {error.msg} (character {error.pos - start} of the object)"
+def _explain(text: str, error: json.JSONDecodeError) -> Decoded:
+    message = f"invalid JSON: {error.msg} (character {error.pos} of the object)"
     if error.msg.startswith("Unterminated string"):
         return Decoded(None, len(text), "the JSON was cut off inside a string", cut=True)
     if "escape" in error.msg:
@@ -115,10 +130,10 @@ def _explain(text: str, start: int, error: json.JSONDecodeError) -> Decoded:
         message += r"; a backslash inside a string is written \\"
         return Decoded(None, rest.end() if rest else len(text), message, cut=cut)
     tail = text[error.pos : error.pos + 12]
-    ends = error.pos + len(tail) == len(text) and any(word.startswith(tail) for word in _LITERALS)
-    if ends or skip_blank(text, error.pos) == len(text):
+    begun = any(word.startswith(tail) for word in _LITERALS) or _CUT_NUMBER.fullmatch(tail)
+    if (begun and error.pos + len(tail) == len(text)) or skip_blank(text, error.pos) == len(text):
         return Decoded(None, len(text), "the JSON was cut off before its end", cut=True)
-    return Decoded(None, start, message)
+    return Decoded(None, 0, message)
 
 
 def _deeper_than(value: object, limit: int) -> bool:

@@ -25,11 +25,12 @@ _STRING = (
 _TOKEN = re.compile(rf"(?P<raw>(?<!\w)[rR])?{_STRING}|[\[\](){{}},#]", re.DOTALL)
 _NUMBER = r"(?:0[xXoObB][0-9a-fA-F_]++|(?:[0-9][0-9_]*+(?:\.[0-9_]*+)?+|\.[0-9][0-9_]*+)(?:[eE][+-]?[0-9_]++)?+)(?!\w)"
 _PLAIN = re.compile(
-    rf"(?:\s++|(?<!\w)[rR]?{_STRING}|[\[({{,:]|[\])}}](?!\s*+[\[(])|[+-]?\s*+{_NUMBER}"
+    # No string right behind a string: who writes 'it''s' does not mean Python's joining of the two.
+    rf"(?:\s++|(?<!\w)[rR]?{_STRING}(?!\s*+[rR]?['\"])|[\[({{,:]|[\])}}](?!\s*+[\[(])|[+-]?\s*+{_NUMBER}"
     r"|\b(?:True|False|None|true|false|null)\b)*+",
     re.DOTALL,
 )
-_ESCAPE = re.compile(r"\\(.)|[\x00-\x1f]", re.DOTALL)
+_ESCAPE = re.compile(r"\\(.)|[\x00-\x1f\ud800-\udfff]", re.DOTALL)
 _KNOWN_ESCAPES = frozenset("\\'\"abfnrtvxuUN01234567")
 _CALL = re.compile(r"\s*+([^\W\d][\w.\-]*+)\s*+(?=\()")
 _KEYWORD = re.compile(r"\s*+([^\W\d][\w\-]*+)\s*+=(?!=)")
@@ -138,7 +139,7 @@ def _normal(match: re.Match[str]) -> str:
     def fix(escape: re.Match[str]) -> str:
         letter = escape.group(1)
         if letter is None:
-            return f"\\x{ord(escape.group()):02x}"
+            return f"\\u{ord(escape.group()):04x}"
         if letter not in _KNOWN_ESCAPES:
             raise InvalidValueError(rf"invalid escape \{letter} in a string; a backslash is written \\")
         return escape.group()

@@ -72,7 +72,7 @@ def _behind_tag(text: str, start: int, opened: int, known: frozenset[str]) -> It
 
 
 def _chain(text: str, start: int, opened: int, known: frozenset[str], *, tagged: bool) -> Iterator[ParsedCall]:
-    """The calls from `opened` on, `;` or nothing between them; the first's span begins at `start`, the next at its end."""
+    """The calls from `opened` on, with `;` or nothing between them; the first one's span begins at `start`."""
     while True:
         decoded = decode_at(text, opened)
         if decoded.error is not None:

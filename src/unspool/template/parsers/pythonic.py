@@ -57,8 +57,10 @@ def _no_list(text: str, start: int, opened: int) -> ParsedCall:
 def _block(text: str, start: int, opened: int) -> list[ParsedCall]:
     found = scan(text, opened)
     if found.end is None:
-        # What follows may stand inside a string of the broken list: nothing up to the last closing tag is trusted.
+        # What follows may stand inside a string of the broken list: a call in it must not run.
         close = text.rfind(CLOSE, opened)
+        if text.find(OPEN, max(close, opened)) >= 0:
+            close = -1
         return _calls(text, start, found, close + len(CLOSE) if close >= 0 else len(text), closed=close >= 0)
     after = skip_blank(text, found.end)
     if text.startswith(CLOSE, after):
@@ -89,13 +91,14 @@ def _bare(text: str) -> list[ParsedCall]:
 def _calls(text: str, start: int, found: Scan, end: int, closed: bool = False) -> list[ParsedCall]:
     """One call for each item of a list; their spans fill the room from `start` to `end` without gaps."""
     items = found.items
-    if len(items) > 1 and found.end is not None and not text[slice(*items[-1])].strip():
-        items = items[:-1]  # a comma behind the last call
+    broken = found.end is None
+    if len(items) > 1 and not text[slice(*items[-1])].strip():
+        items, broken = items[:-1], False  # a comma behind the last call, and then the list's end or the text's
     calls: list[ParsedCall] = []
     for number, (left, right) in enumerate(items):
         last = number == len(items) - 1
         upto = end if last else right + 1
-        if last and found.end is None:
+        if last and broken:
             call = ParsedCall(called_name(text, left, right), text[left:end], start, end, "bad_json", found.error)
             calls.append(replace(call, status="unclosed") if found.cut and not closed else call)
         else:

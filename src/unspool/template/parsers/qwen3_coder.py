@@ -125,6 +125,8 @@ def _broken(text: str, start: int, opened: int, read: _Read) -> ParsedCall:
     if read.inside:
         # A call that follows may be quoted by the broken value; it must not run.
         stop, close = len(text), text.rfind(CLOSE, read.end)
+        if close >= 0 and _START.search(text, close):
+            close = -1
     else:
         stop = _next_open(text, read.end)
         close = text.find(CLOSE, read.end, stop)

@@ -1,0 +1,168 @@
+"""Whatever a model writes: no exception, spans in order and disjoint, the rest of the text kept, in linear time."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from unspool.template.parsers import PARSERS, ParsedText, ToolParser
+
+HERMES = (
+    'Hi <tool_call>\n{"name": "f", "arguments": {"x": "a\\"b", "n": [1, {}]}}\n</tool_call>\n<tool_call>{"name": "g"}'
+)
+XML = (
+    "Hi\n<tool_call>\n<function=f>\n<parameter=x>\na\n</parameter>\n<parameter=n>\n[1]\n</parameter>\n</function>\n"
+    "</tool_call>\n<function=g>\n</function>"
+)
+LLAMA = '{"name": "f", "parameters": {"x": "a\\"b"}}; {"name": "g", "parameters": {}}<|python_tag|>h.call(a="b")'
+PYTHONIC = "Hi <|tool_call_start|>[f(x='a\\'b', n=[1, {'k': True}]), g()]<|tool_call_end|> so"
+VALID = {"hermes": HERMES, "qwen3_coder": XML, "llama3_json": LLAMA, "pythonic": PYTHONIC}
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {"properties": {"x": {"type": "string"}, "n": {"type": "array"}}},
+        },
+    }
+]
+PIECES = (
+    "<tool_call>", "</tool_call>", "<function=", "f", ">", "</function>", "<parameter=", "x", "</parameter>", "\n", " ",
+    "<|python_tag|>", "<|tool_call_start|>", "<|tool_call_end|>", "[", "]", "(", ")", "{", "}", '"name"', '"arguments"',
+    '"parameters"', '"f"', ":", ",", "=", "'", '"', "\\", "1", "-", ".", "e", "null", "true", "NaN", "\\u12", "\ud800",
+    "é", "#", ";", "r'", '"""', "<think>", "\x00",
+)  # fmt: skip
+
+parsers = pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
+many = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def check(parser: ToolParser, text: str) -> ParsedText:
+    read = parser.parse(text, TOOLS)
+    at, rest = 0, ""
+    for call in read.calls:
+        assert at <= call.start < call.end <= len(text)
+        rest += text[at : call.start]
+        at = call.end
+        if call.status == "ok":
+            assert call.error is None and isinstance(call.arguments, dict) and call.name
+        else:
+            assert call.status in ("bad_json", "unclosed")
+            assert call.error and isinstance(call.arguments, str)
+    assert read.content == rest + text[at:]
+    return read
+
+
+@parsers
+@many
+@given(text=st.text(alphabet=st.characters()))
+def test_any_text_is_read(parser: ToolParser, text: str) -> None:
+    check(parser, text)
+
+
+@parsers
+@many
+@given(pieces=st.lists(st.sampled_from(PIECES), max_size=40))
+def test_any_heap_of_the_formats_own_pieces_is_read(parser: ToolParser, pieces: list[str]) -> None:
+    check(parser, "".join(pieces))
+
+
+@parsers
+@pytest.mark.parametrize("text", VALID.values(), ids=VALID)
+def test_a_valid_turn_cut_anywhere_is_read(parser: ToolParser, text: str) -> None:
+    for end in range(len(text) + 1):
+        check(parser, text[:end])
+        check(parser, text[end:])
+
+
+@parsers
+@many
+@given(data=st.data())
+def test_a_valid_turn_with_parts_moved_doubled_or_lost_is_read(parser: ToolParser, data: st.DataObject) -> None:
+    text = VALID[parser.name]
+    for _ in range(data.draw(st.integers(1, 4))):
+        left, right = sorted(data.draw(st.tuples(*[st.integers(0, len(text))] * 2)))
+        at = data.draw(st.integers(0, len(text)))
+        part, lost = text[left:right], data.draw(st.booleans())
+        text = text[:left] + text[right:] if lost else text[:at] + part + text[at:]
+    check(parser, text)
+
+
+@parsers
+def test_a_cut_turn_has_no_call_that_the_whole_turn_has_not(parser: ToolParser) -> None:
+    text = VALID[parser.name]
+    whole = [(call.name, call.arguments) for call in check(parser, text).calls if call.status == "ok"]
+    assert len(whole) >= 2
+    for end in range(len(text)):
+        cut = [(call.name, call.arguments) for call in check(parser, text[:end]).calls if call.status == "ok"]
+        assert cut == whole[: len(cut)]
+
+
+def hostile() -> dict[str, str]:
+    size = 200_000
+    units = [
+        *PIECES,
+        '<tool_call>{"',
+        "<tool_call>{",
+        '<tool_call>{"a": ["',
+        '<tool_call>{"a": "\\x',
+        '<tool_call>{"name": "f"} ',
+        '<tool_call>{"name": "f"} x',
+        '<tool_call>{"k":["</tool_call><tool_call>{","</tool_call>',
+        "<tool_call><function=f><parameter=x>",
+        "<tool_call><function=f><parameter=x></function></tool_call>",
+        "<tool_call><function=f><parameter=x>1</parameter> ",
+        "<function=f>\n",
+        "</function>   ",
+        "<|tool_call_start|>[",
+        "<|tool_call_start|>['",
+        "<|tool_call_start|>[f(a='",
+        '<|tool_call_start|>[f(a="it\'s", ',
+        "<|tool_call_start|>[f()]x",
+        "<|python_tag|>",
+        "<|python_tag|>{",
+        '<|python_tag|>{"a": "',
+        '<|python_tag|>{"name": "\\d',
+        "<|python_tag|>f.call(",
+        '{"a": ',
+        "{'a': ",
+        '\\"',
+        "f(",
+        "a=1, ",
+        "[1]",
+        "1_",
+        "1e",
+        '"" ',
+        "'''",
+        '"a": 1, ',
+    ]
+    openings = ("", "<tool_call>", '<tool_call>{"name": "', "[f(a=", "<|tool_call_start|>[f(a=", '{"name": "f", ')
+    chosen = random.Random(0).choices(openings, k=len(units))
+    texts = {f"{unit!a} on end": unit * (size // len(unit)) for unit in units}
+    for unit, opening in zip(units, chosen, strict=True):
+        texts[f"{opening!a} then {unit!a} on end"] = opening + unit * (size // len(unit))
+    keys = ", ".join(f'"{number}": 1' for number in range(15_000))
+    texts["many keys, the last one twice"] = f'<tool_call>{{"name": "f", "arguments": {{{keys}, "14999": 2}}}}'
+    texts["deep json"] = '<tool_call>{"name": "f", "arguments": ' + '{"a":' * 40_000
+    texts["blanks"] = "<tool_call>" + " " * size + "</tool_call>"
+    return texts
+
+
+HOSTILE = hostile()
+
+
+@parsers
+def test_hostile_texts_of_200_kb_take_linear_time(parser: ToolParser) -> None:
+    slow = {}
+    for name, text in HOSTILE.items():
+        begun = time.process_time()
+        check(parser, text)
+        spent = time.process_time() - begun
+        if spent > 2.0:  # a quadratic reading of 200,000 characters takes minutes
+            slow[name] = spent
+    assert not slow
