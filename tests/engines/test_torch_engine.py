@@ -10,8 +10,18 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BloomConfig,
+    Gemma3TextConfig,
+    GPT2Config,
+    GptOssConfig,
+    LlamaConfig,
     LogitsProcessorList,
+    MambaConfig,
+    MistralConfig,
     RepetitionPenaltyLogitsProcessor,
+    T5Config,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -133,6 +143,58 @@ async def test_a_sliding_window_model_is_exact_beyond_its_window() -> None:
         answers = await together(engine, asked)
     for one, answer in zip(asked, answers, strict=True):
         assert answer.logprobs == pytest.approx(rescored(model, one, answer), abs=1e-4)
+
+
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4, initializer_range=0.3),
+        BloomConfig(vocab_size=VOCABULARY, hidden_size=64, n_layer=2, n_head=4, initializer_range=0.3),
+        Gemma3TextConfig(**SMALL, sliding_window=16, layer_types=["sliding_attention", "full_attention"]),
+        MistralConfig(**SMALL, sliding_window=16),
+        GptOssConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2, sliding_window=16),
+        LlamaConfig(**SMALL, attn_implementation="eager"),
+    ],
+    ids=lambda config: config.model_type,
+)
+async def test_other_families_are_exact_too(config: Any) -> None:
+    """Learned positions, ALiBi without positions, sliding windows, experts, attention sinks, eager attention."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    asked = [request(i, length, max_tokens=20) for i, length in enumerate(LENGTHS)]
+    async with TorchEngine(model, stop_token_ids=()) as engine:
+        answers = await together(engine, asked)
+    for one, answer in zip(asked, answers, strict=True):
+        assert answer.logprobs == pytest.approx(rescored(model, one, answer), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1), "MambaForCausalLM keeps a recurrent state"),
+        (T5Config(vocab_size=9, d_model=8, d_ff=8, num_layers=1), "T5ForConditionalGeneration is an encoder-decoder"),
+    ],
+    ids=["mamba", "t5"],
+)
+def test_models_that_cannot_be_padded_or_are_no_decoders_are_refused(config: Any, message: str) -> None:
+    build = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    with pytest.raises(EngineError, match=message):
+        TorchEngine(build.from_config(config))
 
 
 async def test_bfloat16_runs_and_scores_within_its_precision() -> None:

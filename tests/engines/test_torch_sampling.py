@@ -167,13 +167,14 @@ def test_a_token_without_probability_is_never_drawn() -> None:
             assert bool((probs.gather(-1, tokens[:, None]) > 0).all())
 
 
-def test_rounding_errors_of_the_logits_do_not_change_the_tokens() -> None:
+def test_small_errors_of_the_logits_hardly_ever_change_a_token() -> None:
     generator = torch.Generator().manual_seed(2)
     logits = torch.randn(5000, generator=generator).expand(4000, -1)
-    noise = torch.randn(4000, 5000, generator=generator) * 1e-6
+    noise = torch.randn(4000, 5000, generator=generator) * 1e-4
     params = plan(*[SamplingParams()] * 4000)
     clean, noisy = (draw(x, params, numbers(4000, 5000), None).tokens for x in (logits, logits + noise))
-    assert (clean != noisy).sum().item() == 0
+    # Halving flips 0.4 of 4000 on average here, the inverse of one cumulative sum 14.
+    assert (clean != noisy).sum().item() <= 2
 
 
 def test_unusable_logits_are_marked_in_their_row_alone() -> None:

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from transformers import PreTrainedConfig
+from transformers.cache_utils import DynamicCache
 
 from unspool.engines.protocol import EngineBase, GenerateRequest, Generation
 from unspool.engines.torch.batch import Model
@@ -69,6 +71,7 @@ class TorchEngine(EngineBase):
         for name, value in (("max_batch_tokens", max_batch_tokens), ("max_batch_size", max_batch_size)):
             if value < 1:
                 raise InvalidValueError(f"{name} must be at least 1, not {value}")
+        _check_kind(model)
         if device is not None:
             model.to(device)
         self.model = model
@@ -266,6 +269,18 @@ class TorchEngine(EngineBase):
 def _text_config(model: torch.nn.Module) -> Any:
     config: Any = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _check_kind(model: torch.nn.Module) -> None:
+    """Raises EngineError for what left padding and a cache of all tokens cannot serve."""
+    config = _text_config(model)
+    if getattr(config, "is_encoder_decoder", False):
+        raise EngineError(f"{type(model).__name__} is an encoder-decoder; give a causal language model")
+    if isinstance(config, PreTrainedConfig) and any(DynamicCache(config=config).is_linear):
+        raise EngineError(
+            f"{type(model).__name__} keeps a recurrent state, which left padding would change; "
+            "serve it with vLLM or SGLang instead"
+        )
 
 
 def _context_length(model: torch.nn.Module) -> int | None:

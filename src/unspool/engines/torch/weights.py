@@ -107,26 +107,31 @@ def _merge(model: nn.Module, base: Base, adapter: str | Path) -> dict[str, Tenso
             "run `pip install 'unspool[torch]'`."
         ) from error
 
+    if hasattr(model, "peft_config"):
+        raise EngineError(
+            "the engine serves a PEFT module as it is, with its own adapters; load the new adapter into that module "
+            "and call update_weights(module), or serve the model below it"
+        )
     plain = copy.deepcopy(model)
     with torch.no_grad():
         _write(plain, base)
         plain = plain.float()
         _write(plain, base)  # a base of more precision than the model's
-        before = {name: tensor.clone() for name, tensor in plain.state_dict().items()}
+        before = {name: tensor.clone() for name, tensor in _tensors(plain).items()}
         try:
             merged = PeftModel.from_pretrained(plain, str(adapter)).merge_and_unload(safe_merge=True)
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             raise EngineError(f"the adapter {str(adapter)!r} does not fit the model ({error}); check both") from error
     return {
         name: tensor
-        for name, tensor in merged.state_dict().items()
+        for name, tensor in _tensors(merged).items()
         if name in before and not torch.equal(tensor, before[name])
     }
 
 
 def _replace(model: nn.Module, state: Mapping[str, Tensor], *, keep_base: bool) -> Base:
     """Write a state dict into the model after checking it; what was there before, where that is asked for."""
-    mine = model.state_dict()
+    mine = _tensors(model)
     state = {_plain(name): tensor for name, tensor in state.items()}
     unknown = sorted(set(state) - set(mine))
     if unknown:
@@ -153,14 +158,19 @@ def _replace(model: nn.Module, state: Mapping[str, Tensor], *, keep_base: bool) 
 
 def _write(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy tensors into the model's own, casting as they go."""
-    mine = model.state_dict()
+    mine = _tensors(model)
     with torch.no_grad():
         for name, tensor in state.items():
             mine[name].copy_(tensor)
 
 
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The model's own tensors (not copies) by their plain names."""
+    return {_plain(name): tensor for name, tensor in model.state_dict().items()}
+
+
 def _plain(name: str) -> str:
     """The name without what torch.compile and data parallel wrappers put before it."""
-    for prefix in ("_orig_mod.", "module."):
-        name = name.removeprefix(prefix)
+    while name.startswith(("_orig_mod.", "module.")):
+        name = name.partition(".")[2]
     return name
