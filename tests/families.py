@@ -32,7 +32,7 @@ _CONTROL = re.compile(
 def _unavailable(reason: str) -> None:
     if os.environ.get("CI", "").lower() == "true":
         pytest.fail(reason)
-    pytest.skip(reason)
+    pytest.skip(reason, allow_module_level=True)
 
 
 def folder(name: str) -> Path:
@@ -100,16 +100,17 @@ def family(template: str) -> str | None:
     return next((name for start, name in table if template.startswith(start)), None)
 
 
-@functools.cache
 def tokenizer_for(template: str) -> Any:
-    """A tokenizer for a trl template: its family's own, else Qwen3's; control strings that it lacks are added."""
-    name = family(template) or "qwen3"
-    known = load(name).get_added_vocab()
-    missing = sorted(set(_CONTROL.findall(trl_templates()[template])) - set(known))
-    if not missing:
-        return load(name)
+    """A tokenizer for a trl template: its family's own, else Qwen3's, with the control strings that it lacks added."""
+    return _with_control_strings(family(template) or "qwen3")
+
+
+@functools.cache
+def _with_control_strings(name: str) -> Any:
     from transformers import AddedToken
 
     tokenizer = fresh(name)
+    sources = [source for template, source in trl_templates().items() if (family(template) or "qwen3") == name]
+    missing = sorted(set(_CONTROL.findall("".join(sources))) - set(tokenizer.get_added_vocab()))
     tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in missing])
     return tokenizer

@@ -172,7 +172,9 @@ class _Probe:
             return replace(traits, tool_role=False, refusal=self._refusal())
         needs_calls = by_call
         if by_text and by_call and behind_text is not None and behind_call is not None:
-            needs_calls = not behind_call.endswith(behind_text[len(traits.close.region) :])
+            close, called = traits.close, traits.call_close
+            other_stop = close.token is not None and called.token is not None and called.token != close.token
+            needs_calls = other_stop or not behind_call.endswith(behind_text[len(close.region) :])
         nameless = {key: value for key, value in self._answer.items() if key != "name"}
         looked_up = tail(self._renderer.try_render([self._user, self._call, nameless]))
         return replace(
