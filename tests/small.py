@@ -1,4 +1,4 @@
-"""A small real tokenizer (byte-level BPE, ChatML) made on the spot, for tests that need any tokenizer and no download."""
+"""A small real tokenizer (byte-level BPE, ChatML) made on the spot, for tests that need no particular family."""
 
 from __future__ import annotations
 

@@ -135,12 +135,16 @@ def decode_arguments(raw: object) -> dict[str, Any]:
     if not raw.strip():
         return {}
     try:
-        value = json.loads(raw, strict=False)
-    except (json.JSONDecodeError, RecursionError) as error:
+        value = json.loads(raw, strict=False, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:  # a number of too many digits is a plain ValueError
         raise InvalidValueError(f"invalid JSON in arguments: {error}") from error
     if not isinstance(value, dict):
         raise InvalidValueError(f"arguments must be a JSON object, not {type(value).__name__}")
     return value
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
 
 
 # --------------------------------------------------------------------------- sampling

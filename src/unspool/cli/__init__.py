@@ -23,9 +23,11 @@ def _root() -> None:
 
 @app.command("run")
 def run_command(
-    config: Annotated[Path, typer.Argument(help="YAML file: model, tools, data, sampling, limits, output.")],
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="YAML file: model, tools, data, sampling, limits, output.")
+    ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Such as sampling.temperature=0.7.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Such as sampling.temperature=0.7.")
     ] = None,
 ) -> None:
     """Run the rollouts that a configuration describes.
@@ -41,7 +43,9 @@ def run_command(
 
 @app.command("show")
 def show_command(
-    file: Annotated[Path, typer.Argument(help="A trace (.json), or trajectories in .jsonl or .parquet.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A trace (.json), or trajectories in .jsonl or .parquet.")
+    ],
     index: Annotated[int, typer.Option(help="Which trajectory of a file with several, from 0.")] = 0,
     id: Annotated[str | None, typer.Option(help="The trajectory with this id instead.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Folder or name; default: the one noted in the file.")] = None,

@@ -92,18 +92,18 @@ class OutputConfig(_Section):
 class RunConfig(_Section):
     """All of `unspool run`."""
 
-    model: ModelConfig = Field(default_factory=ModelConfig)
-    template: TemplateConfig = Field(default_factory=TemplateConfig)
+    model: ModelConfig = ModelConfig()
+    template: TemplateConfig = TemplateConfig()
     tools: list[str] = Field(default_factory=list, description="import paths, such as unspool.world:calculator")
     tool_timeout: float = Field(30.0, gt=0, description="seconds a tool may take")
     data: DataConfig
     reward: str | None = Field(None, description="import path of a function from a finished trajectory to a number")
-    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
-    limits: LimitsConfig = Field(default_factory=LimitsConfig)
+    sampling: SamplingConfig = SamplingConfig()
+    limits: LimitsConfig = LimitsConfig()
     num_generations: int = Field(1, ge=1, description="rollouts of each prompt")
     concurrency: int | None = Field(None, ge=1, description="most conversations at once; None: all")
     seed: int = 0
-    output: OutputConfig = Field(default_factory=OutputConfig)
+    output: OutputConfig = OutputConfig()
 
 
 def load_config(path: Path, overrides: list[str] | tuple[str, ...] = ()) -> RunConfig:

@@ -48,8 +48,9 @@ def run(config: RunConfig, console: Console | None = None) -> list[Trajectory]:
     )
     output = config.output
     output.dir.mkdir(parents=True, exist_ok=True)
-    trace = TraceWriter(output.dir / "traces", success_callback=_succeeded) if output.traces else None
     folder = model_folder(config.model.path)
+    noted = {"tokenizer": str(folder)}
+    trace = TraceWriter(output.dir / "traces", success_callback=_succeeded, metadata=noted) if output.traces else None
     console.print(f"loading {config.model.path} ({config.model.dtype})")
     rollout = MultiTurnRollout(
         load_engine(config, folder),
@@ -68,7 +69,7 @@ def run(config: RunConfig, console: Console | None = None) -> list[Trajectory]:
     expected = len(prompts) * config.num_generations
     if len(results) < expected:
         console.print(f"interrupted: {len(results)} of {expected} trajectories were finished and are kept")
-    _write(config, results, folder)
+    _write(config, results, noted)
     summary = summarise(results, rollout.stats)
     (output.dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     if output.show:
@@ -145,12 +146,12 @@ def load_template(config: TemplateConfig, folder: Path) -> ChatTemplate:
     )
 
 
-def _write(config: RunConfig, results: list[Trajectory], folder: Path) -> None:
+def _write(config: RunConfig, results: list[Trajectory], noted: dict[str, str]) -> None:
     output = config.output
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
     (output.dir / "config.yaml").write_text(text, encoding="utf-8")
     if output.parquet:
-        write_parquet(results, output.dir / "trajectories.parquet", metadata={"tokenizer": str(folder)})
+        write_parquet(results, output.dir / "trajectories.parquet", metadata=noted)
     if output.jsonl:
         write_jsonl(results, output.dir / "trajectories.jsonl")
 

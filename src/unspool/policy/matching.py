@@ -31,9 +31,13 @@ def branch_cause(known: Sequence[MessageDict], messages: Sequence[MessageDict], 
         return Cause.THINKING_DROPPED
     if {**old, "calls": _untyped(old["calls"])} == {**new, "calls": _untyped(new["calls"])}:
         return Cause.ARGUMENT_TYPES
-    if len(messages) < len(known) and (old["role"] != new["role"] or _essence(known[-1]) == _essence(messages[-1])):
-        return Cause.COMPACTED
-    return Cause.EDITED
+    return Cause.COMPACTED if _moved_forward(known, messages, same) else Cause.EDITED
+
+
+def _moved_forward(known: Sequence[MessageDict], messages: Sequence[MessageDict], same: int) -> bool:
+    """Whether a message behind the difference stood further back before: what was between is gone."""
+    before = [_essence(message) for message in known]
+    return any(_essence(message) in before[index + 1 :] for index, message in enumerate(messages) if index >= same)
 
 
 def _essence(message: MessageDict) -> dict[str, Any]:
