@@ -13,6 +13,7 @@ from typing import Any
 from unspool.template.encoding import Encoder
 from unspool.template.jinja import Renderer
 from unspool.template.messages import Prepared
+from unspool.template.skeleton import Skeletons
 from unspool.template.traits import SENTINEL, Close, Traits, assistant, calls, dummy_user, tail
 from unspool.types import MessageDict, TemplateError, ToolInfo
 
@@ -24,6 +25,7 @@ class Bridge:
         self._renderer = renderer
         self._encoder = encoder
         self._traits = traits
+        self._skeletons = Skeletons(renderer, encoder, self._tail_of)
 
     def __call__(
         self, last: int | None, new_messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolInfo] | None
@@ -33,16 +35,30 @@ class Bridge:
         Raises:
             TemplateError: the template cannot render the new messages.
         """
-        traits = self._traits
-        prepared = Prepared(new_messages, self._encoder, traits.forms)
+        known = self._skeletons.tail(new_messages, tools)
+        if known is not None:
+            by_call = self._traits.needs_calls and new_messages[0]["role"] == "tool"
+            return self._encoder.encode_behind(known[self._begin(known, last, by_call) :], last)
+        prepared = Prepared(new_messages, self._encoder, self._traits.forms)
+        behind, by_call = self._rendered(prepared, tools)
+        return prepared.encode(behind[self._begin(behind, last, by_call) :], last, behind=True)
+
+    def _rendered(self, prepared: Prepared, tools: Sequence[ToolInfo] | None) -> tuple[str, bool]:
+        """What the template writes behind a model's turn, and whether that turn was one of calls."""
+        forms = self._traits.forms
         answers = self._answers(prepared.messages)
-        by_call = bool(answers) and traits.needs_calls
-        turn = calls(answers, SENTINEL, traits.forms) if by_call else assistant(SENTINEL, traits.forms)
-        behind = tail(self._renderer.render([dummy_user(traits.forms), turn, *prepared.messages], tools))
+        by_call = bool(answers) and self._traits.needs_calls
+        turn = calls(answers, SENTINEL, forms) if by_call else assistant(SENTINEL, forms)
+        behind = tail(self._renderer.render([dummy_user(forms), turn, *prepared.messages], tools))
         if behind is None:
             raise TemplateError("the chat template does not render an assistant's turn, so no turn can follow one")
-        start = self._begin_behind_calls(behind, last) if by_call else self._begin_behind_text(behind, last)
-        return prepared.encode(behind[start:], last, behind=True)
+        return behind, by_call
+
+    def _tail_of(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolInfo] | None) -> str:
+        return self._rendered(Prepared(messages, self._encoder, self._traits.forms), tools)[0]
+
+    def _begin(self, behind: str, last: int | None, by_call: bool) -> int:
+        return self._begin_behind_calls(behind, last) if by_call else self._begin_behind_text(behind, last)
 
     def _answers(self, messages: Sequence[MessageDict]) -> list[tuple[str, str]]:
         """Name and id of each tool message that answers the turn before them all."""
@@ -75,12 +91,11 @@ class Bridge:
         if close.steps and behind.startswith(close.region):
             return self._step(close, last, otherwise=0)
         if last in traits.headers or last in traits.alternatives or last == close.token:
-            at = 0
-            for piece, token in self._encoder.pieces(behind):
-                at += len(piece)
-                if token is not None:
-                    same_kind = token == last or (token in traits.alternatives and last not in traits.headers)
-                    return at if same_kind else 0
+            first = self._encoder.first_token(behind)
+            if first is not None:
+                token, end = first
+                if token == last or (token in traits.alternatives and last not in traits.headers):
+                    return end
         return 0
 
     def _begin_behind_calls(self, behind: str, last: int | None) -> int:

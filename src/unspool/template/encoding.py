@@ -78,6 +78,11 @@ class Encoder:
             pieces.append((text[start:], None))
         return pieces
 
+    def first_token(self, text: str) -> tuple[int, int] | None:
+        """The first added token in the text, and where it ends."""
+        match = None if self._pattern is None else self._pattern.search(text)
+        return None if match is None else (self.added[match[0]], match.end())
+
     # ------------------------------------------------------------------ encoding
 
     def encode(self, text: str) -> list[int]:

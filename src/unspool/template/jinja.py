@@ -125,6 +125,12 @@ class Renderer:
         except TemplateError:
             return None
 
+    def literals(self) -> list[str]:
+        """The short strings that stand in the template's own expressions."""
+        tree = self._template.environment.parse(self.source)
+        found = (constant.value for constant in tree.find_all(nodes.Const))
+        return list(dict.fromkeys(value for value in found if isinstance(value, str) and 0 < len(value) <= 80))
+
     def with_variables(self, variables: Mapping[str, Any]) -> Renderer:
         """The same template with some variables changed."""
         return Renderer(self.source, {**self.variables, **variables})
