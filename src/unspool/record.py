@@ -10,14 +10,15 @@ causal loss is `data.align`'s business).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import chain, repeat
-from typing import Any, Literal, cast
+from operator import itemgetter
+from typing import Any, Literal, TypeVar, cast
 
 from unspool.types import MessageDict, RecordError, ToolInfo
 
+T = TypeVar("T")
 Origin = Literal["prompt", "sampled", "bridge"]
 IGNORE_INDEX = -100
 """The label of positions that are not trained (the Hugging Face convention)."""
@@ -82,7 +83,12 @@ def token_ids(tokens: Iterable[int], what: str = "tokens") -> tuple[int, ...]:
         ids = tuple(_as_int(token, what) for token in ids)
     if ids and min(ids) < 0:
         raise RecordError(f"{what} hold {min(ids)}, which is no token id")
-    return tuple(map(_ONE_INT_PER_ID.setdefault, ids, ids))
+    if len(ids) < 2:  # of one key itemgetter gives no tuple
+        return tuple(map(_ONE_INT_PER_ID.setdefault, ids, ids))
+    try:
+        return cast(tuple[int, ...], itemgetter(*ids)(_ONE_INT_PER_ID))
+    except KeyError:  # some of them are new
+        return tuple(map(_ONE_INT_PER_ID.setdefault, ids, ids))
 
 
 def _as_int(token: object, what: str) -> int:
@@ -152,9 +158,10 @@ class Record:
             values = tuple(map(float, logprobs))
             if len(values) != count:
                 raise RecordError(f"{count} tokens were sampled but {len(values)} log-probabilities given")
-            if values and not (max(values) <= 1e-6 and min(values) > -math.inf and all(map(math.isfinite, values))):
-                bad = next(value for value in values if not (math.isfinite(value) and value <= 1e-6))
-                raise RecordError(f"{bad} is no log-probability: they are finite and at most 0")
+            if values and not (max(values) <= 1e-6 and math.isfinite(sum(values))):  # a sum keeps every inf and nan
+                for value in values:
+                    if not (math.isfinite(value) and value <= 1e-6):
+                        raise RecordError(f"{value} is no log-probability: they are finite and at most 0")
         return self._append(Span("sampled", ids, self.turns, message, values, each, trained, metadata or {}))
 
     def _append(self, span: Span) -> Span:
@@ -206,44 +213,45 @@ class Record:
 
     def prefix_ids(self, count: int) -> list[int]:
         """The ids of the first `count` spans."""
-        ids: list[int] = []
-        for span in self._spans[:count]:
-            ids += span.tokens
-        return ids
+        return self._view(0, lambda span: span.tokens, count)
+
+    def prefix_length(self, count: int) -> int:
+        """How many ids the first `count` spans have."""
+        return self._ends[count - 1] if count else 0
 
     @property
     def loss_mask(self) -> list[int]:
         """1 for a sampled token whose turn is trained, else 0."""
-        return list(chain.from_iterable(repeat(span.masked, len(span.tokens)) for span in self._spans))
+        return self._view(0, lambda span: (1,) * len(span.tokens) if span.masked else None)
 
     @property
     def labels(self) -> list[int]:
         """The id where the loss mask is 1, else -100. Not shifted."""
-        return list(
-            chain.from_iterable(
-                span.tokens if span.masked else repeat(IGNORE_INDEX, len(span.tokens)) for span in self._spans
-            )
-        )
+        return self._view(IGNORE_INDEX, lambda span: span.tokens if span.masked else None)
 
     @property
     def logprobs(self) -> list[float] | None:
         """0.0 for tokens that were fed; None as a whole where a sampled turn has none."""
         if any(span.origin == "sampled" and span.logprobs is None for span in self._spans):
             return None
-        return list(
-            chain.from_iterable(
-                span.logprobs if span.logprobs is not None else repeat(0.0, len(span.tokens)) for span in self._spans
-            )
-        )
+        return self._view(0.0, lambda span: span.logprobs)
 
     @property
     def versions(self) -> list[int]:
         """The weight version of each sampled token; -1 for tokens that were fed."""
-        return list(
-            chain.from_iterable(
-                span.versions if span.origin == "sampled" else repeat(-1, len(span.tokens)) for span in self._spans
-            )
-        )
+        return self._view(-1, lambda span: span.versions if span.origin == "sampled" else None)
+
+    def _view(self, elsewhere: T, inside: Callable[[Span], Sequence[T] | None], count: int | None = None) -> list[T]:
+        """A list, of exactly its size, of `elsewhere`, and where a span has values of its own, of these."""
+        spans = self._spans if count is None else self._spans[:count]
+        view = [elsewhere] * self.prefix_length(len(spans))
+        start = 0
+        for span, end in zip(spans, self._ends, strict=False):
+            values = inside(span)
+            if values is not None:
+                view[start:end] = values
+            start = end
+        return view
 
     def unique_spans(self) -> Iterator[Span]:
         """Every span of the whole tree once, in the order of first appearance along the branches."""

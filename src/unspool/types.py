@@ -94,6 +94,10 @@ class ToolCall:
         """The call in OpenAI's form, with `arguments` as an object (chat templates want that) where it is one."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
+    def called(self, id: str) -> ToolCall:
+        """The same call with an id."""
+        return ToolCall(self.name, self.arguments, id, self.status, self.span, self.error)
+
     def failed(self, status: CallStatus, error: str) -> ToolCall:
         """The same call, found wanting."""
         return replace(self, status=status, error=error)

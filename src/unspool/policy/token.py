@@ -87,13 +87,12 @@ class TokenPolicy:
         params = params or self.params
         offered = list(tools or ())
         plan = self._plan(record, messages, offered)
-        context = record.prefix_ids(plan.at)
-        needed = len(context) + len(plan.tokens)
+        needed = record.prefix_length(plan.at) + len(plan.tokens)
         cap = min((limit for limit in (max_total, self._context_length) if limit is not None), default=None)
         if cap is not None and needed >= cap:
             return Turn(record, None, "length", needed=needed, cap=cap)
         record = self._apply(plan, record, messages, offered)
-        context += plan.tokens
+        context = record.input_ids
         if cap is not None:
             params = replace(params, max_tokens=min(params.max_tokens or cap, cap - needed))
         version = self.engine.version
@@ -132,7 +131,8 @@ class TokenPolicy:
             return self._branch_from_render(record, messages, tools, same)
         at = len(record.spans)
         if new:
-            return _Plan("bridge", self.template.bridge(record.input_ids, new, tools), same, at)
+            last = next((span.tokens for span in reversed(record.spans) if span.tokens), ())  # enough for a bridge
+            return _Plan("bridge", self.template.bridge(last, new, tools), same, at)
         if record.last is not None and record.last.origin == "sampled":
             raise InvalidValueError("the conversation ends with the model's own turn; add a message for it to answer")
         return _Plan("bridge", [], same, at)  # an earlier try failed in the engine: everything was fed already
@@ -207,7 +207,5 @@ def _with_ids(message: Message, turn: int) -> Message:
     """The message with an id on every call: the model's own where its format has them, else by turn and place."""
     if not message.tool_calls:
         return message
-    calls = tuple(
-        call if call.id else replace(call, id=f"call_{turn}_{place}") for place, call in enumerate(message.tool_calls)
-    )
-    return replace(message, tool_calls=calls)
+    calls = (call if call.id else call.called(f"call_{turn}_{place}") for place, call in enumerate(message.tool_calls))
+    return Message(message.content, message.reasoning_content, tuple(calls), message.role)

@@ -169,7 +169,8 @@ class _Run:
     def __init__(
         self, rollout: EpisodeRollout, jobs: list[Job], params: SamplingParams, step: int | None, stats: RolloutStats
     ) -> None:
-        self.rollout, self.jobs, self.params, self.step, self.stats = rollout, jobs, params, step, stats
+        self.rollout, self.params, self.step, self.stats = rollout, params, step, stats
+        self.jobs = dict(enumerate(jobs))  # those that have not ended: a finished episode is its output alone
         self._interrupted = False
         self._cancel: Callable[[], object] | None = None
 
@@ -193,27 +194,27 @@ class _Run:
         await self.rollout.policy.start()
         loop, done = asyncio.get_running_loop(), asyncio.Queue[tuple[int, asyncio.Task[Trajectory]]]()
         room = asyncio.Semaphore(self.rollout.concurrency) if self.rollout.concurrency else None
-        tasks: list[asyncio.Task[Trajectory]] = []
-        for index, job in enumerate(self.jobs):
+        tasks: dict[int, asyncio.Task[Trajectory]] = {}  # those under way
+        for index, job in self.jobs.items():
             task = loop.create_task(self._one(job, room))
             task.add_done_callback(lambda task, index=index: done.put_nowait((index, task)))  # type: ignore[misc]
-            tasks.append(task)
+            tasks[index] = task
         self._cancel = lambda: loop.call_soon_threadsafe(_cancel_all, tasks)
         if self._interrupted:
             _cancel_all(tasks)
         try:
             with progress_display(self.stats, self.rollout.progress):
-                for _ in self.jobs:
+                while self.jobs:
                     index, task = await done.get()
-                    output = self._output(self.jobs[index], task)
+                    output = self._output(self.jobs.pop(index), task)
+                    del tasks[index], task
                     self.stats.ended(output)
-                    tasks[index] = task
                     yield index, output
         finally:
             self._cancel = None
             self.stats.close()
             _cancel_all(tasks)
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     def _output(self, job: Job, task: asyncio.Task[Trajectory]) -> Trajectory:
         if not task.cancelled():
@@ -256,6 +257,6 @@ class _Run:
         )
 
 
-def _cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    for task in tasks:
+def _cancel_all(tasks: Mapping[int, asyncio.Task[Any]]) -> None:
+    for task in tasks.values():
         task.cancel()
