@@ -15,6 +15,7 @@ SOURCE = ROOT / "src" / "unspool"
 # From the bottom up: a module may import from its own room and from rooms above it in this list, never from below.
 ROOMS = [
     {"types", "_atomic", "loop", "threads"},
+    {"spans"},
     {"record"},
     {"template", "engines", "data", "trace"},
     {"policy", "world"},
