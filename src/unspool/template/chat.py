@@ -61,7 +61,7 @@ class ChatTemplate:
         MissingExtraError: a name was given and transformers is not installed.
 
     Warns:
-        UserWarning: once, where the template does not know tools or nothing can read its calls.
+        UserWarning: once, where the template does not know tools, nothing can read its calls, or text gets lost.
     """
 
     def __init__(
@@ -227,6 +227,8 @@ class ChatTemplate:
             said.append("it has no tool messages, so a turn with tool results cannot be rendered")
         if self.parser is None and (traits.takes_tools or traits.tool_role):
             said.append("no parser is known for its tool calls, so none are found (pass parser= to choose one)")
+        if self.decode(self._encoder.encode("a b")) == "ab":
+            said.append("its tokenizer loses spaces: it was loaded as a class that does not fit its files")
         if said:
             warnings.warn(f"the chat template of {self._name or 'this tokenizer'}: {'; '.join(said)}", stacklevel=3)
 

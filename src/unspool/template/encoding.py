@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 
 class Tokenizer(Protocol):
@@ -130,8 +130,12 @@ class Encoder:
             return []
         if self._backend is None:
             return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        ids: list[int] = _plain_backend(self.tokenizer, self._backend).encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         return ids
+
+    @cached_property
+    def _plain(self) -> Any:
+        return _without_added_tokens(self._backend)
 
     # ------------------------------------------------------------------ decoding
 
@@ -177,36 +181,31 @@ class Encoder:
         return bool(ids) and self._backend.id_to_token(ids[0]) != "a"
 
 
-_plain: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-
-
-def _plain_backend(tokenizer: Tokenizer, backend: Any) -> Any:
-    """The tokenizer's backend without added tokens and prefix spaces, made on first use (about a second)."""
-    plain = _plain.get(tokenizer)
-    if plain is None:
-        description = json.loads(backend.to_str())
-        description["added_tokens"] = []
-        description["post_processor"] = description["padding"] = description["truncation"] = None
-        for part in _parts(description.get("normalizer"), "normalizers"):
-            if part["type"] == "Prepend":
-                part.clear()
-                part.update(type="Replace", pattern={"String": "\0"}, content="\0")
-        for part in _parts(description.get("pre_tokenizer"), "pretokenizers"):
-            if part["type"] == "Metaspace":
-                part["prepend_scheme"] = "never"
-            elif part["type"] == "ByteLevel":
-                part["add_prefix_space"] = False
-        plain = type(backend).from_str(json.dumps(description))
-        _plain[tokenizer] = plain
+def _without_added_tokens(backend: Any) -> Any:
+    """A tokenizer around the same model that knows no added tokens and puts nothing in front."""
+    steps = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers"}
+    description: dict[str, Any] = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
+    for name, inner in steps.items():
+        step = getattr(backend, name)
+        description[name] = None if step is None else _without_prefix(json.loads(step.__getstate__()), inner)
+    empty = {"type": "BPE", "vocab": {}, "merges": []}
+    plain = type(backend).from_str(json.dumps({"version": "1.0", "added_tokens": [], "model": empty, **description}))
+    plain.model = backend.model
     return plain
 
 
-def _parts(step: dict[str, Any] | None, inner: str) -> Iterator[dict[str, Any]]:
-    """A step of a tokenizer's description, and the steps that it is made of."""
-    if step is not None:
-        yield step
-        for part in step.get(inner, ()):
-            yield from _parts(part, inner)
+def _without_prefix(step: dict[str, Any], inner: str) -> dict[str, Any] | None:
+    """A step of a tokenizer, from its description, that puts nothing in front; None: that is all that it did."""
+    if step["type"] == "Prepend":
+        return None
+    if step["type"] == "Metaspace":
+        return {**step, "prepend_scheme": "never"}
+    if step["type"] == "ByteLevel":
+        return {**step, "add_prefix_space": False}
+    if inner in step:
+        parts = (_without_prefix(part, inner) for part in step[inner])
+        return {**step, inner: [part for part in parts if part is not None]}
+    return step
 
 
 def replace_surrogates(text: str) -> str:
