@@ -121,6 +121,22 @@ async def test_the_models_own_log_probability_comes_beside_the_other_where_asked
     assert dict(answers[2].extra) == {}
 
 
+async def test_the_likeliest_tokens_come_beside_the_sampled_one_where_asked_for() -> None:
+    model = tiny_llama()
+    asked = [request(i, temperature=0.5, logprobs=count) for i, count in enumerate((None, 3, 0, 1))]
+    async with TorchEngine(model) as engine:
+        answers = await together(engine, asked)
+    assert ["top_logprobs" in answer.extra for answer in answers] == [False, True, False, True]
+    for row in (1, 3):
+        one, answer = asked[row], answers[row]
+        scores = forward(model, one.input_ids + answer.tokens).log_softmax(-1)[len(one.input_ids) - 1 :]
+        assert len(answer.extra["top_logprobs"]) == len(answer.tokens)
+        for place, pairs in enumerate(answer.extra["top_logprobs"]):
+            best = scores[place].topk(one.params.logprobs)
+            assert [token for token, _ in pairs] == best.indices.tolist()
+            assert [value for _, value in pairs] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
 async def test_greedy_equals_transformers_generate_and_reports_the_models_log_probability() -> None:
     model = tiny_llama()
     asked = [request(i, length, max_tokens=24, temperature=0) for i, length in enumerate(LENGTHS)]

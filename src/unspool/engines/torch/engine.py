@@ -40,7 +40,9 @@ class TorchEngine(EngineBase):
 
     Greedy requests (temperature 0) report the model's own log-probability, at temperature 1 and without penalty or
     truncation. A request whose `params.logprobs` is not None, or whose `extra["raw_logprobs"]` is true, gets that
-    value for every token beside the other one, in `Generation.extra["raw_logprobs"]`. `prompt_logprobs` are not given.
+    value for every token beside the other one, in `Generation.extra["raw_logprobs"]`; `params.logprobs=n` also gets the
+    n likeliest tokens at each place, `(id, log-probability at temperature 1)`, in `extra["top_logprobs"]`.
+    `prompt_logprobs` are not given.
 
     Args:
         model: a causal language model. It is used as it is, not copied; a trainer may share it, and must hold the

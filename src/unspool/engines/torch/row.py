@@ -6,12 +6,15 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
 from unspool.engines.protocol import Generation, GenerationStop
 from unspool.types import EngineError, SamplingParams
+
+Alternatives: TypeAlias = list[tuple[int, float]]
+"""The likeliest tokens at one place and their log-probabilities at temperature 1."""
 
 _arrivals = itertools.count()
 
@@ -63,6 +66,7 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     raw_logprobs: list[float] = field(default_factory=list)
+    alternatives: list[Alternatives] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     cancelled: bool = False
     alone: bool = False  # was in a batch that failed: runs by itself, so that it can harm no other
@@ -90,7 +94,9 @@ class Row:
             self._numbers = [self.random.random() for _ in range(count)]
         return self._numbers
 
-    def take(self, token: int, logprob: float, raw_logprob: float, version: int) -> GenerationStop | None:
+    def take(
+        self, token: int, logprob: float, raw_logprob: float, version: int, alternatives: Alternatives | None = None
+    ) -> GenerationStop | None:
         """Append a sampled token; say why the row ends with it, or None."""
         self._numbers = None
         self.tokens.append(token)
@@ -98,6 +104,8 @@ class Row:
         self.versions.append(version)
         if self.wants_raw:
             self.raw_logprobs.append(raw_logprob)
+        if alternatives is not None:
+            self.alternatives.append(alternatives[: self.params.logprobs])
         if self.seen is not None:
             self.seen[token] = True
         if token in self.stops or (self.stop_strings is not None and self.stop_strings.hit(self.tokens)):
@@ -107,7 +115,9 @@ class Row:
     def finish(self, reason: GenerationStop) -> None:
         """Hand the answer to whoever waits for it."""
         self.done = True
-        extra = {"raw_logprobs": self.raw_logprobs} if self.wants_raw else {}
+        extra: dict[str, Any] = {"raw_logprobs": self.raw_logprobs} if self.wants_raw else {}
+        if self.params.logprobs:
+            extra["top_logprobs"] = self.alternatives
         self.resolve(Generation(self.tokens, self.logprobs, self.versions, reason, extra))
 
     def fail(self, error: EngineError) -> None:

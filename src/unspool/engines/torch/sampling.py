@@ -51,6 +51,7 @@ class SamplingPlan:
     top_k: tuple[Tensor, Tensor] | None  # row indices [n], k [n, 1]
     top_p: tuple[Tensor, Tensor] | None  # row indices [n], p [n, 1] float64 (float32 where there is none)
     raw: Tensor | None  # [n] rows whose temperature-1 log-probability is asked for
+    alternatives: tuple[Tensor, int] | None  # row indices [n], and the most that any of them asks for
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], raw: Sequence[bool], device: torch.device) -> SamplingPlan:
@@ -60,6 +61,7 @@ class SamplingPlan:
         penalised = [i for i, p in enumerate(params) if p.repetition_penalty != 1]
         k_rows = [i for i, p in enumerate(params) if p.top_k > 0 and p.temperature != 0]
         p_rows = [i for i, p in enumerate(params) if p.top_p < 1 and p.temperature != 0]
+        beside = {i: p.logprobs for i, p in enumerate(params) if p.logprobs}
         raw_rows = [i for i, wanted in enumerate(raw) if wanted or greedy[i]]
 
         def index(rows: list[int]) -> Tensor:
@@ -76,6 +78,7 @@ class SamplingPlan:
             top_k=(index(k_rows), column([params[i].top_k for i in k_rows], torch.int64)) if k_rows else None,
             top_p=(index(p_rows), column([params[i].top_p for i in p_rows], wide(device))) if p_rows else None,
             raw=index(raw_rows) if raw_rows else None,
+            alternatives=(index(list(beside)), max(beside.values())) if beside else None,
         )
 
 
@@ -87,12 +90,15 @@ class Draw:
         tokens: [B] int64.
         logprobs: [B], natural log, of the distribution drawn from (greedy: the model's own).
         raw_logprobs: [B], the model's own at temperature 1; NaN for rows that did not ask.
+        alternatives: for the rows that ask, in their order: ids and the model's own log-probabilities, [n, most] each,
+            likeliest first; None where no row asks.
         sound: [B] bool, false where the logits hold a NaN or +inf, or nothing but -inf: no token there.
     """
 
     tokens: Tensor
     logprobs: Tensor
     raw_logprobs: Tensor
+    alternatives: tuple[Tensor, Tensor] | None
     sound: Tensor
 
 
@@ -127,7 +133,12 @@ def draw(logits: Tensor, plan: SamplingPlan, uniform: Tensor, seen: Tensor | Non
         raw_logprobs[plan.raw] = value.to(logprobs.dtype)
     if plan.greedy is not None:
         logprobs = torch.where(plan.greedy, raw_logprobs, logprobs)
-    return Draw(tokens, logprobs, raw_logprobs, sound)
+    alternatives = None
+    if plan.alternatives is not None:
+        index, most = plan.alternatives
+        best = raw[index].log_softmax(-1).topk(min(most, raw.shape[-1]), dim=-1)
+        alternatives = (best.indices, best.values)
+    return Draw(tokens, logprobs, raw_logprobs, alternatives, sound)
 
 
 def warp(logits: Tensor, plan: SamplingPlan, seen: Tensor | None) -> Tensor:

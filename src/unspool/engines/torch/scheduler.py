@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from unspool.engines.torch.batch import Batch, Model
-from unspool.engines.torch.row import Row
-from unspool.engines.torch.sampling import SamplingPlan, choices, draw, wide
+from unspool.engines.torch.row import Alternatives, Row
+from unspool.engines.torch.sampling import Draw, SamplingPlan, choices, draw, wide
 from unspool.types import EngineError
 
 _log = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ class Scheduler:
         with self._wake:
             self._waiting.extendleft(sorted(rows, key=lambda row: row.order, reverse=True))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _keep(self, indices: list[int]) -> None:
         self._batch.keep(indices)
         self._plan = None
@@ -231,7 +231,7 @@ class Scheduler:
         self._batch.clear()
         self._plan = None
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _prefill(self, rows: list[Row]) -> None:
         fresh = Batch(self._model)
         try:
@@ -242,7 +242,7 @@ class Scheduler:
             self._isolate(rows, error)
         self._plan = None
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _decode(self) -> None:
         rows = self._batch.rows
         try:
@@ -280,6 +280,7 @@ class Scheduler:
         drawn = draw(logits, plan, uniform, self._seen(rows, size))
         tokens, sound = drawn.tokens.tolist(), drawn.sound.tolist()
         logprobs, raw = drawn.logprobs.tolist(), drawn.raw_logprobs.tolist()
+        beside = _alternatives(plan, drawn)
         live: list[int] = []
         for i, row in enumerate(rows):
             if not sound[i]:
@@ -291,7 +292,7 @@ class Scheduler:
                 )
                 continue
             try:
-                reason = row.take(tokens[i], logprobs[i], raw[i], self.version)
+                reason = row.take(tokens[i], logprobs[i], raw[i], self.version, beside.get(i))
             except Exception as error:  # the tokenizer, at a stop string
                 row.fail(_failure(row, error))
                 continue
@@ -325,6 +326,15 @@ class Scheduler:
         for _, future in commands:
             if future.set_running_or_notify_cancel():
                 future.set_exception(_closed())
+
+
+def _alternatives(plan: SamplingPlan, drawn: Draw) -> dict[int, Alternatives]:
+    """For each row that asks: the likeliest tokens and their log-probabilities."""
+    if plan.alternatives is None or drawn.alternatives is None:
+        return {}
+    pairs = zip(*(part.tolist() for part in drawn.alternatives), strict=True)
+    rows = plan.alternatives[0].tolist()
+    return {row: list(zip(ids, values, strict=True)) for row, (ids, values) in zip(rows, pairs, strict=True)}
 
 
 def _failure(row: Row, error: Exception) -> EngineError:
