@@ -7,8 +7,8 @@ What this module promises:
   leave, and new rows join.
 - No forward pass holds more than `max_batch_tokens` (rows x width of the cache after it) or `max_batch_size` rows.
   Rows are let in with some room to grow; where it runs out, the newest row waits and is prefilled again later.
-- A row's fate is its own. A forward pass that fails is tried again row by row, a row whose logits are unusable
-  fails alone, and the thread lives on until it is stopped.
+- A row's fate is its own. A forward pass that fails is tried again row by row (with half the tokens where memory ran
+  out), a row whose logits are unusable fails alone, and the thread lives on until it is stopped.
 """
 
 from __future__ import annotations
@@ -222,6 +222,8 @@ class Scheduler:
         with self._wake:
             self._waiting.extendleft(sorted(rows, key=lambda row: row.order, reverse=True))
 
+    # no_grad and not inference_mode: a trainer may share the model, and a buffer that the model makes in its forward
+    # function must not become a tensor that no backward pass can use. On a real model neither is faster.
     @torch.no_grad()
     def _keep(self, indices: list[int]) -> None:
         self._batch.keep(indices)
@@ -256,18 +258,24 @@ class Scheduler:
             self._isolate(rows, error)
 
     def _isolate(self, rows: list[Row], error: Exception) -> None:
-        """After a failed forward pass: a row that was alone in it fails; several are tried one by one."""
+        """After a failed forward pass: a row that was alone in it fails; several are tried again with less company."""
         traceback.clear_frames(error.__traceback__)  # they hold tensors; memory may be what was short
         rows = [row for row in rows if not row.done]
-        if len(rows) > 1:
-            _log.warning("a forward pass of %d rows failed (%s): they are tried one by one", len(rows), error)
+        if len(rows) < 2:
+            for row in rows:
+                row.fail(_failure(row, error))
+            return
+        if isinstance(error, torch.OutOfMemoryError):
+            together = [*rows, *self._batch.rows]
+            tried = len(together) * max(row.length for row in together)
+            self._max_tokens = max(1, min(self._max_tokens, tried) // 2)
+            _log.warning("memory ran out at %d tokens: from now on at most %d run together", tried, self._max_tokens)
+        else:
+            _log.warning("a forward pass of %d rows failed (%s): they are run one by one", len(rows), error)
             for row in rows:
                 row.alone = True
-            with self._wake:
-                self._waiting.extendleft(sorted(rows, key=lambda row: row.order, reverse=True))
-            return
-        for row in rows:
-            row.fail(_failure(row, error))
+        with self._wake:
+            self._waiting.extendleft(sorted(rows, key=lambda row: row.order, reverse=True))
 
     def _plan_for(self, rows: list[Row]) -> SamplingPlan:
         return SamplingPlan.of([row.params for row in rows], [row.wants_raw for row in rows], self._model.device)
