@@ -86,16 +86,13 @@ class TokenPolicy:
         """
         params = params or self.params
         offered = list(tools or ())
-        plan = self._plan(record, messages, offered)
-        needed = record.prefix_length(plan.at) + len(plan.tokens)
-        cap = min((limit for limit in (max_total, self._context_length) if limit is not None), default=None)
-        if cap is not None and needed >= cap:
-            return Turn(record, None, "length", needed=needed, cap=cap)
-        record = self._apply(plan, record, messages, offered)
-        context = record.input_ids
-        if cap is not None:
-            params = replace(params, max_tokens=min(params.max_tokens or cap, cap - needed))
-        version = self.engine.version
+        fed = self._feed(record, messages, offered, max_total)
+        if isinstance(fed, Turn):
+            return fed
+        record, room = fed
+        if room is not None:
+            params = replace(params, max_tokens=min(params.max_tokens or room, room))
+        version, context = self.engine.version, record.input_ids
         request = GenerateRequest(context, params, session, seed, self.template.stop_token_ids, self.extra)
         generation = await self.engine.generate(request)
         self._check(generation, params.max_tokens)
@@ -109,6 +106,20 @@ class TokenPolicy:
         )
         record.messages = [*messages, message.to_dict()]
         return Turn(record, message, generation.stop_reason, sampled=len(generation.tokens))
+
+    def _feed(
+        self, record: Record, messages: Sequence[MessageDict], tools: list[ToolInfo], max_total: int | None
+    ) -> Turn | tuple[Record, int | None]:
+        """Bring the messages into the record: the record to go on with, and how many tokens there is room for.
+
+        Where there is no room for one, the `Turn` that says so; nothing is changed then.
+        """
+        plan = self._plan(record, messages, tools)
+        needed = record.prefix_length(plan.at) + len(plan.tokens)
+        cap = min((limit for limit in (max_total, self._context_length) if limit is not None), default=None)
+        if cap is not None and needed >= cap:
+            return Turn(record, None, "length", needed=needed, cap=cap)
+        return self._apply(plan, record, messages, tools), None if cap is None else cap - needed
 
     @property
     def _context_length(self) -> int | None:
