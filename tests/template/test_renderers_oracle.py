@@ -30,7 +30,7 @@ OPENS_THINKING = {("deepseekv3", "user"): "<think>\n"}
 """What the template's generation prompt has and the oracle's has not: it renders the version without thinking."""
 
 CLOSES_CUT_TURNS = {"glm4moe": "<|endoftext|>"}
-"""What the oracle closes a cut turn with and the template never writes: GLM's turns end where the next header begins."""
+"""What the oracle closes a cut turn with and the template never writes: GLM's turns end at the next header."""
 
 SCENARIOS: dict[str, Any] = {
     "tool": lambda t: [s.tool(t, "12 degrees")],

@@ -35,7 +35,7 @@ class Bridge:
         Raises:
             TemplateError: the template cannot render the new messages.
         """
-        known = self._skeletons.tail(new_messages, tools)
+        known = self._skeletons.tail(new_messages, tools) if new_messages else None
         if known is not None:
             by_call = self._traits.needs_calls and new_messages[0]["role"] == "tool"
             return self._encoder.encode_behind(known[self._begin(known, last, by_call) :], last)

@@ -8,6 +8,7 @@ be an object, lone surrogates, bytes, and content in the form (string or parts) 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
@@ -20,6 +21,7 @@ from unspool.types import MessageDict, TemplateError
 
 ContentForm = Literal["string", "parts", "both"]
 ArgumentForm = Literal["object", "string"]
+IdForm = Literal["any", "nine"]
 
 _MARK = "u" + secrets.token_hex(9)
 _PLACEHOLDER = re.compile(_MARK + r"(\d+)z")
@@ -33,10 +35,11 @@ def sentinel(name: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """How a template wants contents and call arguments."""
+    """How a template wants contents, call arguments and call ids (Mistral's: nine letters and digits)."""
 
     content: ContentForm = "string"
     arguments: ArgumentForm = "object"
+    ids: IdForm = "any"
 
 
 class Prepared:
@@ -76,6 +79,8 @@ class Prepared:
                     out[key] = [self._call(call) for call in value]
             elif value is not None and key != "role":
                 out[key] = self._value(value, from_outside)
+        if self._forms.ids == "nine" and isinstance(out.get("tool_call_id"), str):
+            out["tool_call_id"] = _nine(out["tool_call_id"])
         content = out.get("content")
         if isinstance(content, str):
             if self._forms.content == "parts":
@@ -121,7 +126,10 @@ class Prepared:
         if not isinstance(call, Mapping):
             return call
         if isinstance(call.get("function"), Mapping):
-            return {**self._value(call, False), "function": self._call(call["function"])}
+            out = {**self._value(call, False), "function": self._call(call["function"])}
+            if self._forms.ids == "nine" and isinstance(out.get("id"), str):
+                out["id"] = _nine(out["id"])
+            return out
         if "arguments" not in call:
             return call
         arguments = call["arguments"]
@@ -131,6 +139,13 @@ class Prepared:
         elif isinstance(arguments, str):
             arguments = _decoded(arguments)
         return {**call, "arguments": self._value(arguments, False)}
+
+
+def _nine(call_id: str) -> str:
+    """The id, or a hash of it where it is not nine letters and digits."""
+    if len(call_id) == 9 and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def _decoded(text: str) -> Any:

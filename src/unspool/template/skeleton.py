@@ -71,6 +71,8 @@ class Skeletons:
         kind: list[tuple[str, ...]] = []
         slots: list[str] = []
         for message in messages:
+            if type(message) is not dict:
+                return None
             role = message.get("role")
             if role not in _ROLES or "content" not in message or not _PLAIN_KEYS.issuperset(message):
                 return None

@@ -7,6 +7,7 @@ differ between continuations shows where a turn is closed, with which token, and
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +21,7 @@ SENTINEL = sentinel()
 _PROBE = sentinel("probe")
 _NAME = sentinel("name")
 _OTHER = sentinel("other")
-_ID = sentinel("id")
+_ID = f"i{secrets.token_hex(4)}"  # nine letters and digits: Mistral's templates take no others
 
 _CLOSE_NAME = re.compile(
     r"^<[|｜]?(?:eom|eot|im_end|end|endofturn|end[_▁]of[_▁](?:turn|message|utterance|sentence)|return|call)"
@@ -175,11 +176,20 @@ class _Probe:
             close, called = traits.close, traits.call_close
             other_stop = close.token is not None and called.token is not None and called.token != close.token
             needs_calls = other_stop or not behind_call.endswith(behind_text[len(close.region) :])
+        forms = replace(traits.forms, ids="any" if self._takes_any_id(by_text, by_call) else "nine")
         nameless = {key: value for key, value in self._answer.items() if key != "name"}
         looked_up = tail(self._renderer.try_render([self._user, self._call, nameless]))
         return replace(
-            traits, needs_calls=needs_calls, looks_up_name=by_call and looked_up is not None and _NAME in looked_up
+            traits,
+            forms=forms,
+            needs_calls=needs_calls,
+            looks_up_name=by_call and looked_up is not None and _NAME in looked_up,
         )
+
+    def _takes_any_id(self, by_text: bool, by_call: bool) -> bool:
+        answer = {**self._answer, "tool_call_id": "call_0"}
+        turns = ((by_text, self._text), (by_call, calls([(_NAME, "call_0")], SENTINEL, self.forms)))
+        return all(self._shows([self._user, turn, answer], _PROBE) for shown, turn in turns if shown)
 
     def _refusal(self) -> str | None:
         try:
