@@ -175,7 +175,7 @@ class ChatTemplate:
         if not found.calls:
             return Message(found.content, thinking.reasoning)
         return Message(
-            found.content, thinking.reasoning, tuple(self._tool_call(call, ids, start) for call in found.calls)
+            found.content, thinking.reasoning, tuple(self._tool_call(call, ids, start, text) for call in found.calls)
         )
 
     def _find_calls(self, text: str, tools: Sequence[ToolInfo] | None) -> ParsedText:
@@ -187,8 +187,8 @@ class ChatTemplate:
             log.exception("the tool-call parser %r failed; the turn is taken as text", self.parser.name)
             return ParsedText(text, [])
 
-    def _tool_call(self, call: ParsedCall, ids: list[int], offset: int) -> ToolCall:
-        span = self._encoder.token_span(ids, offset + call.start, offset + call.end)
+    def _tool_call(self, call: ParsedCall, ids: list[int], offset: int, text: str) -> ToolCall:
+        span = self._encoder.token_span(ids, offset + call.start, offset + call.end, text)
         return ToolCall(call.name, call.arguments, call.id, call.status, span, call.error)
 
     def _thinking_is_open(self, prompt_ids: Sequence[int] | None) -> bool:

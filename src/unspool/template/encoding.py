@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Protocol
+
+from unspool.template.heads import SHORTEST, Heads, splitting_tokens
 
 
 class Tokenizer(Protocol):
@@ -49,6 +53,7 @@ class Encoder:
         self._swallows = self._tokens_that_swallow()
         self._prefixes = self._puts_something_in_front()
         self._plain_ids: dict[str, list[int]] = {}
+        self._texts = _Texts(self.decode)
 
     def __reduce__(self) -> tuple[type[Encoder], tuple[Tokenizer]]:
         return Encoder, (self.tokenizer,)
@@ -87,14 +92,26 @@ class Encoder:
 
     def encode(self, text: str) -> list[int]:
         """The text as the beginning of a conversation; its own text is the truth about bos."""
-        backend = self._backend
         try:
-            if backend is not None and backend.padding is None and backend.truncation is None:
-                ids: list[int] = backend.encode(text, add_special_tokens=False).ids
-                return ids
-            return self.tokenizer.encode(text, add_special_tokens=False)
+            if len(text) > SHORTEST and self._heads is not None:
+                return self._heads.encode(text)
+            return self._encode_whole(text)
         except UnicodeEncodeError:
             return self.encode(replace_surrogates(text))
+
+    def _encode_whole(self, text: str) -> list[int]:
+        backend = self._backend
+        if backend is not None and backend.padding is None and backend.truncation is None:
+            ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+            return ids
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    @cached_property
+    def _heads(self) -> Heads | None:
+        if self._backend is None or self._prefixes or self._backend.encode_special_tokens:
+            return None
+        splitting = splitting_tokens(self._backend)
+        return Heads(self._encode_whole, self.added, splitting) if splitting else None
 
     def encode_behind(self, text: str, last: int | None) -> list[int]:
         """The text as it is encoded where it follows the token `last` (None: plain text) in a conversation."""
@@ -147,8 +164,17 @@ class Encoder:
             return text
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def token_span(self, token_ids: Sequence[int], start: int, end: int) -> tuple[int, int]:
-        """The half-open range of tokens that wrote the characters [start, end) of `decode(token_ids)`."""
+    def token_span(self, token_ids: Sequence[int], start: int, end: int, text: str | None = None) -> tuple[int, int]:
+        """The half-open range of tokens that wrote the characters [start, end) of `decode(token_ids)`, or of `text`."""
+        pieces = list(map(self._texts.__getitem__, token_ids))
+        joined = "".join(pieces)
+        if "\ufffd" not in joined and joined == (self.decode(token_ids) if text is None else text):
+            ends = list(accumulate(map(len, pieces), initial=0))
+            first = bisect_right(ends, start) - 1
+            return first, min(bisect_left(ends, end, first), len(pieces))
+        return self._search_token_span(token_ids, start, end)  # characters that share tokens, text that depends on both
+
+    def _search_token_span(self, token_ids: Sequence[int], start: int, end: int) -> tuple[int, int]:
         count = len(token_ids)
         low, high = 0, count
         while low < high:  # the most tokens that end at or before `start`
@@ -179,6 +205,18 @@ class Encoder:
             return False
         ids = self.encode("a")
         return bool(ids) and self._backend.id_to_token(ids[0]) != "a"
+
+
+class _Texts(dict[int, str]):
+    """The text of each token alone, decoded when it is first asked for."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        super().__init__()
+        self._decode = decode
+
+    def __missing__(self, token: int) -> str:
+        self[token] = text = self._decode([token])
+        return text
 
 
 def _without_added_tokens(backend: Any) -> Any:
