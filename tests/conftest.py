@@ -9,7 +9,6 @@ import pytest
 
 from tests import families
 
-
 # The suite runs on every core at once; torch with more threads than it has cores to itself is many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
