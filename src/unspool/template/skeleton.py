@@ -1,17 +1,18 @@
-"""Rendered tails kept for reuse: what a template writes around texts that it passes through untouched.
+"""Rendered tails kept for reuse: what a template writes around texts that it passes through in one known way.
 
-A skeleton is kept only for a kind of messages for which the template has been shown to write the texts verbatim: with
-spaces, quotes, markup and other hard cases in them, and with every string that stands in the template's own source,
-which is what a template could compare a text with. Where one of these renders differs there is no skeleton, and such
-messages are rendered each time.
+A skeleton is kept only for a kind of messages for which the template has been shown to write every text verbatim, or
+contents stripped, or as JSON, and to do nothing else: with spaces, quotes, markup and other hard cases in them, and
+with every string that stands in the template's own source, which is what a template could compare a text with. Where
+one of these renders differs there is no skeleton, and such messages are rendered each time.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from unspool.template.encoding import Encoder
 from unspool.template.jinja import Renderer
@@ -28,6 +29,12 @@ _MOST_TOOLS = 16
 _ROLES = ("tool", "user")
 _SLOT_KEYS = ("content", "name", "tool_call_id")
 _PLAIN_KEYS = frozenset(("role", *_SLOT_KEYS))
+_WAYS: tuple[Callable[[str], str], ...] = (
+    str,
+    str.strip,
+    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+)
+"""Ways in which templates write a content."""
 _OTHER = ("x", "call_0", "functions.x:0", "123456789", "a.b-c d", "'\"\\")
 _HARD = (
     "",
@@ -48,8 +55,19 @@ _HARD = (
 )
 
 
-Skeleton: TypeAlias = tuple[str | int, ...]
-"""A tail: text, and the numbers of the slots between."""
+class Skeleton(NamedTuple):
+    """A tail: text, and the numbers of the slots between; and how contents are written."""
+
+    parts: tuple[str | int, ...]
+    way: Callable[[str], str]
+
+    def filled(self, kind: Kind, slots: Sequence[str]) -> str:
+        """The tail with these texts in its slots."""
+        if self.way is not str:
+            keys = (key for _, *keys in kind for key in keys)
+            slots = [self.way(text) if key == "content" else text for key, text in zip(keys, slots, strict=True)]
+        return "".join([part if isinstance(part, str) else slots[part] for part in self.parts])
+
 
 _SLOT = re.compile(re.escape(sentinel("slot")[:-1]) + r"(\d+)ez")
 
@@ -89,7 +107,7 @@ class Skeletons:
         skeleton = self._skeleton(of_this_kind)
         if skeleton is None or (tools and not self._is_independent_of(tools, of_this_kind, skeleton)):
             return None
-        return _filled(skeleton, slots)
+        return skeleton.filled(of_this_kind, slots)
 
     def _passes(self, text: Any) -> bool:
         """Whether it goes through `Prepared` as it is."""
@@ -119,13 +137,14 @@ class Skeletons:
     def _learned(self, kind: Kind) -> Skeleton | None:
         words = _words(kind)
         try:
-            parts = _SLOT.split(self._tail_of(_messages(kind, words), None))
-            skeleton: Skeleton = tuple(int(part) if at % 2 else part for at, part in enumerate(parts))
-            if any(self._differs(kind, skeleton, slots) for slots in self._trials(kind, words)):
-                return None
+            split = _SLOT.split(self._tail_of(_messages(kind, words), None))
+            parts = tuple(int(part) if at % 2 else part for at, part in enumerate(split))
+            for skeleton in (Skeleton(parts, way) for way in _WAYS):
+                if not any(self._differs(kind, skeleton, slots) for slots in self._trials(kind, words)):
+                    return skeleton
         except TemplateError:
-            return None
-        return skeleton
+            pass
+        return None
 
     def _trials(self, kind: Kind, words: list[str]) -> Iterator[list[str]]:
         """Fillings of the slots: every hard text in all slots of one key, then the hardest in each slot alone."""
@@ -148,7 +167,7 @@ class Skeletons:
         return self._texts
 
     def _differs(self, kind: Kind, skeleton: Skeleton, slots: list[str]) -> bool:
-        return self._tail_of(_messages(kind, slots), None) != _filled(skeleton, slots)
+        return self._tail_of(_messages(kind, slots), None) != skeleton.filled(kind, slots)
 
     # ------------------------------------------------------------------ tools
 
@@ -162,7 +181,7 @@ class Skeletons:
         if verdict is None:
             words = _words(kind)
             try:
-                verdict = self._tail_of(_messages(kind, words), tools) == _filled(skeleton, words)
+                verdict = self._tail_of(_messages(kind, words), tools) == skeleton.filled(kind, words)
             except TemplateError:
                 verdict = False
             verdicts[kind] = verdict
@@ -172,10 +191,6 @@ class Skeletons:
 def _words(kind: Kind) -> list[str]:
     """A word of its own for each slot."""
     return [sentinel(f"slot{index}e") for index in range(sum(len(keys) for _, *keys in kind))]
-
-
-def _filled(skeleton: Skeleton, slots: Sequence[str]) -> str:
-    return "".join([part if isinstance(part, str) else slots[part] for part in skeleton])
 
 
 def _messages(kind: Kind, slots: Sequence[str]) -> list[MessageDict]:
