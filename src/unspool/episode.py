@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -90,10 +89,13 @@ class Episode:
             self.stop_reason, self.truncated, self.error = reason, reason in TRUNCATING, error
 
 
+Phase = Literal["generate", "tools"]
+
+
 class Observer(Protocol):
     """Told what an episode is doing while it does it."""
 
-    def phase(self, name: Literal["generate", "tools"], change: int) -> None:
+    def phase(self, name: Phase, change: int) -> None:
         """One more (+1) or one fewer (-1) episode is in this phase."""
         ...
 
@@ -176,17 +178,19 @@ class _Drive:
         episode, limits = self.episode, self.limits
         offered = list(tools) if tools is not None else self.world.tool_infos() if self.world is not None else []
         while episode.stop_reason is None:
-            turn = len(episode.turns)
-            with self._phase("generate"):
+            started = self._begin("generate")
+            try:
                 said = await self.policy.extend(
                     episode.record,
                     episode.messages,
                     offered,
                     params=params,
                     session=session,
-                    seed=seed(turn),
+                    seed=seed(len(episode.turns)),
                     max_total=limits.max_trajectory_tokens,
                 )
+            finally:
+                self._end("generate", started)
             if self._note(said):
                 await self._answer(said)
 
@@ -227,8 +231,11 @@ class _Drive:
         message, refused = self._within_budget(said.message)
         step = Step()
         if message.tool_calls or not refused:
-            with self._phase("tools"):
+            started = self._begin("tools")
+            try:
                 step = await self.world.step(message)
+            finally:
+                self._end("tools", started)
         episode.messages.extend(step.messages)
         for failure in step.failures:
             episode.tool_errors.append({"turn": turn, **asdict(failure)})
@@ -248,18 +255,16 @@ class _Drive:
         self.calls_run += min(left, len(calls))
         return (message, ()) if left >= len(calls) else (replace(message, tool_calls=calls[:left]), calls[left:])
 
-    @contextmanager
-    def _phase(self, name: Literal["generate", "tools"]) -> Iterator[None]:
+    def _begin(self, name: Phase) -> float:
         self.doing = name
         if self.observer is not None:
             self.observer.phase(name, +1)
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.episode.timings[name] += time.perf_counter() - started
-            if self.observer is not None:
-                self.observer.phase(name, -1)
+        return time.perf_counter()
+
+    def _end(self, name: Phase, started: float) -> None:
+        self.episode.timings[name] += time.perf_counter() - started
+        if self.observer is not None:
+            self.observer.phase(name, -1)
 
 
 def malformed(said: Turn) -> str | None:

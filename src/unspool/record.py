@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from unspool.spans import IGNORE_INDEX, Cause, Origin, Span, token_ids
@@ -74,7 +75,7 @@ class Record:
         """
         ids = token_ids(tokens, "sampled tokens")
         count = len(ids)
-        each = (versions,) * count if isinstance(versions, int) else tuple(versions)
+        each = _alike(versions, count) if isinstance(versions, int) else tuple(versions)
         if len(each) != count:
             raise RecordError(f"{count} tokens were sampled but {len(each)} versions given")
         values: tuple[float, ...] | None = None
@@ -305,6 +306,12 @@ class Record:
             if array != (None if part[name] is None else list(part[name])):
                 raise RecordError(f"the trajectory's {name!r} does not agree with its spans")
         return self
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _alike(version: int, count: int) -> tuple[int, ...]:
+    """One version for so many tokens: most spans have one, and many spans share it."""
+    return (version,) * count
 
 
 _ARRAYS = ("input_ids", "labels", "loss_mask", "logprobs", "versions")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import itertools
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from unspool.episode import Limits, run_episode
@@ -22,7 +23,7 @@ from unspool.rollout.progress import progress_display
 from unspool.rollout.stats import RolloutStats
 from unspool.threads import run_in_thread
 from unspool.trace import TraceWriter
-from unspool.types import InvalidValueError, RolloutInterrupted, SamplingParams, Trajectory
+from unspool.types import InvalidValueError, RolloutInterrupted, SamplingParams, ToolInfo, Trajectory
 from unspool.world.protocol import World
 
 Worlds = World | Sequence[World | None] | None
@@ -173,6 +174,7 @@ class _Run:
         self.jobs = dict(enumerate(jobs))  # those that have not ended: a finished episode is its output alone
         self._interrupted = False
         self._cancel: Callable[[], object] | None = None
+        self._shared: tuple[World, list[ToolInfo]] | None = None
 
     def interrupt(self) -> None:
         """End every episode as `cancelled`, from any thread; what has ended stays as it is."""
@@ -192,29 +194,31 @@ class _Run:
         if not self.jobs:
             return
         await self.rollout.policy.start()
-        loop, done = asyncio.get_running_loop(), asyncio.Queue[tuple[int, asyncio.Task[Trajectory]]]()
+        loop, done = asyncio.get_running_loop(), asyncio.Queue[asyncio.Task[Trajectory]]()
         room = asyncio.Semaphore(self.rollout.concurrency) if self.rollout.concurrency else None
-        tasks: dict[int, asyncio.Task[Trajectory]] = {}  # those under way
+        tasks: dict[asyncio.Task[Trajectory], int] = {}  # those under way
+        context = contextvars.copy_context()  # one for all, where each callback would else get a copy
         for index, job in self.jobs.items():
             task = loop.create_task(self._one(job, room))
-            task.add_done_callback(lambda task, index=index: done.put_nowait((index, task)))  # type: ignore[misc]
-            tasks[index] = task
+            task.add_done_callback(done.put_nowait, context=context)
+            tasks[task] = index
         self._cancel = lambda: loop.call_soon_threadsafe(_cancel_all, tasks)
         if self._interrupted:
             _cancel_all(tasks)
         try:
             with progress_display(self.stats, self.rollout.progress):
                 while self.jobs:
-                    index, task = await done.get()
+                    task = await done.get()
+                    index = tasks.pop(task)
                     output = self._output(self.jobs.pop(index), task)
-                    del tasks[index], task
+                    del task
                     self.stats.ended(output)
                     yield index, output
         finally:
             self._cancel = None
             self.stats.close()
             _cancel_all(tasks)
-            await asyncio.gather(*tasks.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _output(self, job: Job, task: asyncio.Task[Trajectory]) -> Trajectory:
         if not task.cancelled():
@@ -223,40 +227,49 @@ class _Run:
         return finished(job)
 
     async def _one(self, job: Job, room: asyncio.Semaphore | None) -> Trajectory:
-        async with room or contextlib.nullcontext():
-            self.stats.active += 1
-            try:
+        if room is None:
+            await self._episode(job)
+        else:
+            async with room:
                 await self._episode(job)
-            finally:
-                self.stats.active -= 1
         output = finished(job)
         if self.rollout.trace is not None:
             await run_in_thread(self.rollout.trace.write, output, global_step=self.step)
         return output
 
     async def _episode(self, job: Job) -> None:
+        self.stats.active += 1
         try:
             if job.problem is not None:
                 raise job.problem
             policy: Policy = self.rollout.policy
             if job.template_kwargs:
                 policy = self.rollout.policy.with_template_kwargs(**job.template_kwargs)
-        except Exception as error:
+            await run_episode(
+                policy,
+                job.world,
+                self.rollout.limits,
+                tools=self._offered(job),
+                params=self.params,
+                session=job.session,
+                seed=job.seed,
+                episode=job.episode,
+                observer=self.stats,
+            )
+        except Exception as error:  # of the preparation: `run_episode` raises none
             job.episode.end("api_error", f"{type(error).__name__}: {error}")
-            return
-        await run_episode(
-            policy,
-            job.world,
-            self.rollout.limits,
-            tools=job.tools,
-            params=self.params,
-            session=job.session,
-            seed=job.seed,
-            episode=job.episode,
-            observer=self.stats,
-        )
+        finally:
+            self.stats.active -= 1
+
+    def _offered(self, job: Job) -> list[ToolInfo] | None:
+        """The tools of an episode; episodes that share a world share one list of them."""
+        if job.tools is not None or job.world is None:
+            return job.tools
+        if self._shared is None or self._shared[0] is not job.world:
+            self._shared = job.world, job.world.tool_infos()
+        return self._shared[1]
 
 
-def _cancel_all(tasks: Mapping[int, asyncio.Task[Any]]) -> None:
-    for task in tasks.values():
+def _cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    for task in tasks:
         task.cancel()

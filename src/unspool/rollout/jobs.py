@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -22,13 +22,17 @@ class Job:
     id: str
     world: World | None
     session: str
-    seed: Callable[[int], int]
+    seed_key: tuple[object, ...]
     group: int | None = None
     sample: int | None = None
     tools: list[ToolInfo] | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     problem: Exception | None = None
     episode: Episode = field(default_factory=lambda: Episode([]))
+
+    def seed(self, turn: int) -> int:
+        """The seed of a turn (from 0)."""
+        return derive_seed(*self.seed_key, turn)
 
 
 def derive_seed(*parts: object) -> int:
@@ -63,17 +67,16 @@ def make_jobs(
             grouped = num_generations > 1
             given = trajectory.get("id") if isinstance(trajectory, Mapping) else None
             ident = str(index if given is None else given)
-            key = (run_seed, step, ident, seen[ident])
-            seen[ident] += 1
             job = Job(
                 trajectory={},
                 id=ident,
                 world=world,
                 session=f"{prefix}-{len(jobs)}",
-                seed=lambda turn, key=key: derive_seed(*key, turn),  # type: ignore[misc]
+                seed_key=(run_seed, step, ident, seen[ident]),
                 group=index if grouped else None,
                 sample=sample if grouped else None,
             )
+            seen[ident] += 1
             try:
                 _read(job, trajectory, copy=grouped)
             except Exception as error:
