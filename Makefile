@@ -27,10 +27,10 @@ demo: $(READY)
 	$(BIN)/unspool run examples/demo.yaml
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 lint: $(READY)
 	$(BIN)/ruff check .
