@@ -55,7 +55,9 @@ def ensure_embedded_model(cache_dir: Path | None = None) -> Path:
     building = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=root))
     try:
         _convert(source, template, building)
-        building.chmod(0o755)
+        building.chmod(0o755)  # what makes temporary folders, and safetensors, keep them to the owner
+        for path in building.iterdir():
+            path.chmod(0o644)
         try:
             building.rename(target)
         except OSError:
