@@ -18,10 +18,10 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from examples.scripted import call, says, small_template
 from pydantic import BaseModel
 
 import unspool
+from examples.scripted import call, says, small_template
 from unspool import Cause, ChatTemplate, Limits, MultiTurnRollout, SamplingParams, Tool, ToolManager, tool
 from unspool.cli import app
 from unspool.cli.config import RunConfig, load_config

@@ -16,7 +16,16 @@ from typing import Any, Literal, Protocol
 
 from unspool.policy import Policy, Turn
 from unspool.record import Record
-from unspool.types import InvalidValueError, Message, MessageDict, SamplingParams, StopReason, ToolCall, ToolInfo
+from unspool.types import (
+    Message,
+    MessageDict,
+    SamplingParams,
+    StopReason,
+    ToolCall,
+    ToolInfo,
+    check_value,
+    is_count,
+)
 from unspool.world.protocol import Step, ToolFailure, World, tool_answer
 
 logger = logging.getLogger("unspool")
@@ -48,16 +57,11 @@ class Limits:
     malformed_calls: Literal["answer", "end"] = "answer"
 
     def __post_init__(self) -> None:
-        for name in ("max_turns", "max_trajectory_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidValueError(f"{name} must be at least 1, or None for no limit, not {value!r}")
-        if self.max_tool_calls is not None and self.max_tool_calls < 0:
-            raise InvalidValueError(f"max_tool_calls must be at least 0, or None, not {self.max_tool_calls!r}")
-        if self.timeout is not None and not self.timeout > 0:
-            raise InvalidValueError(f"timeout must be above 0 seconds, or None, not {self.timeout!r}")
-        if self.malformed_calls not in ("answer", "end"):
-            raise InvalidValueError(f"malformed_calls must be 'answer' or 'end', not {self.malformed_calls!r}")
+        for name, least in (("max_turns", 1), ("max_trajectory_tokens", 1), ("max_tool_calls", 0)):
+            wanted = f"at least {least}, or None for no limit"
+            check_value(name, getattr(self, name), lambda v, least=least: v is None or is_count(v, least), wanted)  # type: ignore[misc]
+        check_value("timeout", self.timeout, lambda v: v is None or v > 0, "above 0 seconds, or None for no limit")
+        check_value("malformed_calls", self.malformed_calls, ("answer", "end").__contains__, "'answer' or 'end'")
 
 
 @dataclass(eq=False, slots=True)

@@ -6,7 +6,9 @@ Nothing here does any work beyond checking its own values; nothing here imports 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
@@ -154,6 +156,40 @@ def _no_constant(name: str) -> float:
 # --------------------------------------------------------------------------- sampling
 
 
+def check_value(name: str, value: Any, good: Callable[[Any], bool], wanted: str) -> None:
+    """Refuse a value with one sentence that names it and what is wanted.
+
+    Raises:
+        InvalidTypeError: it is of a type that cannot even be looked at.
+        InvalidValueError: it is out of bounds.
+    """
+    try:
+        fine = not isinstance(value, bool) and good(value)
+    except (TypeError, ValueError):
+        raise InvalidTypeError(f"{name} must be {wanted}, not {value!r}") from None
+    if not fine:
+        raise InvalidValueError(f"{name} must be {wanted}, not {value!r}")
+
+
+def is_count(value: Any, least: int = 1) -> bool:
+    """Whether a value is a whole number, and not below `least`; raises TypeError for what is no number."""
+    return bool(value >= least and value == operator.index(value))
+
+
+_GOOD: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "max_tokens": (lambda value: value is None or is_count(value), "a whole number, at least 1, or None"),
+    "temperature": (lambda value: 0 <= value < math.inf, "a number, 0 (greedy) or more"),
+    "top_k": (lambda value: is_count(value, -1), "a whole number, at least 1, or -1 for all"),
+    "top_p": (lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
+    "repetition_penalty": (lambda value: 0 < value < math.inf, "a number above 0"),
+    "stop": (lambda value: all(isinstance(text, str) and text for text in value), "a string or strings, none empty"),
+    "seed": (lambda value: value is None or value == operator.index(value), "a whole number, or None"),
+    "logprobs": (lambda value: value is None or is_count(value, 0), "a whole number, at least 0, or None"),
+    "prompt_logprobs": (lambda value: value is None or is_count(value, 0), "a whole number, at least 0, or None"),
+    "num_samples": (is_count, "a whole number, at least 1"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn.
@@ -188,20 +224,10 @@ class SamplingParams:
             object.__setattr__(self, "stop", ())
         elif isinstance(stop, str):
             object.__setattr__(self, "stop", (stop,))
-        else:
-            object.__setattr__(self, "stop", tuple(self.stop))
-        checks: Sequence[tuple[bool, str, str]] = (
-            (self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1, or None"),
-            (self.temperature >= 0, "temperature", "0 (greedy) or more"),
-            (self.top_k >= -1, "top_k", "at least 1, or -1 for all"),
-            (0 < self.top_p <= 1, "top_p", "above 0 and at most 1"),
-            (self.repetition_penalty > 0, "repetition_penalty", "above 0"),
-            (all(isinstance(text, str) and text for text in self.stop), "stop", "non-empty strings"),
-            (self.num_samples >= 1, "num_samples", "at least 1"),
-        )
-        for good, name, wanted in checks:
-            if not good:
-                raise InvalidValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+        elif isinstance(stop, (list, tuple)):
+            object.__setattr__(self, "stop", tuple(stop))
+        for name, (good, wanted) in _GOOD.items():
+            check_value(name, getattr(self, name), good, wanted)
 
     @classmethod
     def of(cls, value: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:

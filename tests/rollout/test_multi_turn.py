@@ -20,6 +20,7 @@ from unspool import (
     SamplingParams,
     ScriptedEngine,
     ToolManager,
+    UnspoolError,
     calculator,
 )
 
@@ -144,6 +145,34 @@ def test_arguments_of_the_wrong_shape_are_refused_before_anything_runs() -> None
         run([user("a")], sampling_params={"temprature": 1.0})
 
 
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: SamplingParams(temperature="hot"), "temperature must be a number, 0 .greedy. or more, not 'hot'"),
+        (lambda: SamplingParams(temperature=float("nan")), "temperature must be a number, 0 .greedy. or more, not nan"),
+        (lambda: SamplingParams(max_tokens=0), "max_tokens must be a whole number, at least 1, or None, not 0"),
+        (lambda: SamplingParams(max_tokens=1.5), "max_tokens must be a whole number, at least 1, or None, not 1.5"),
+        (lambda: SamplingParams(top_p=0), "top_p must be a number above 0 and at most 1, not 0"),
+        (lambda: SamplingParams(stop=[""]), "stop must be a string or strings, none empty"),
+        (lambda: SamplingParams(stop=7), "stop must be a string or strings, none empty, not 7"),
+        (lambda: Limits(max_turns="6"), "max_turns must be at least 1, or None for no limit, not '6'"),
+        (lambda: Limits(max_turns=True), "max_turns must be at least 1, or None for no limit, not True"),
+        (lambda: Limits(timeout=0), "timeout must be above 0 seconds, or None for no limit, not 0"),
+        (lambda: Limits(malformed_calls="drop"), "malformed_calls must be 'answer' or 'end', not 'drop'"),
+        (lambda: rollout(script("x"), num_generations=0), "num_generations must be a whole number, at least 1, not 0"),
+        (
+            lambda: MultiTurnRollout(script("x"), None),
+            "template must be a ChatTemplate, a tokenizer, or the name of one",
+        ),
+        (lambda: MultiTurnRollout(script("x"), "/nowhere"), "cannot load a tokenizer from '/nowhere'"),
+    ],
+)
+def test_bad_values_are_one_sentence_with_the_value_and_the_remedy(make: Any, sentence: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=sentence) as raised:
+        make()
+    assert isinstance(raised.value, UnspoolError)
+
+
 class Sampler:
     """A blocking batch sampler that answers `answers` sequences, whatever was asked."""
 
@@ -206,7 +235,7 @@ def test_one_bad_trajectory_is_its_own_error() -> None:
     assert [out["stop_reason"] for out in outs] == ["stop", "api_error", "api_error", "api_error", "stop"]
     assert outs[1]["error"] == "InvalidTypeError: a trajectory must be a dict with 'messages', not NoneType"
     assert "at least one message" in outs[2]["error"]
-    assert "needs a 'role'" in outs[3]["error"]
+    assert "every message is a dict with a 'role'" in outs[3]["error"]
     assert outs[1]["input_ids"] == []
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from rich.console import Console
 
-from unspool.cli.config import RunConfig, TemplateConfig
+from unspool.cli.config import ModelConfig, RunConfig, TemplateConfig
 from unspool.cli.show import render_trajectory
 from unspool.cli.summary import summarise, summary_table
 from unspool.cli.tasks import Reward, load_object, load_prompts
@@ -23,13 +24,14 @@ from unspool.episode import Limits
 from unspool.rollout import MultiTurnRollout
 from unspool.template import ChatTemplate
 from unspool.trace import TraceWriter
-from unspool.types import InvalidValueError, SamplingParams, Trajectory
+from unspool.types import InvalidValueError, RolloutInterrupted, SamplingParams, Trajectory
 from unspool.world import ToolManager
 
 if TYPE_CHECKING:
     from unspool.engines import TorchEngine
 
 EMBEDDED = "embedded"
+_ORDER = "_order"  # in a trajectory while it runs: the place of its prompt
 
 
 def run(config: RunConfig, console: Console | None = None) -> list[Trajectory]:
@@ -37,6 +39,7 @@ def run(config: RunConfig, console: Console | None = None) -> list[Trajectory]:
 
     Raises:
         UnspoolError: the configuration cannot be run; nothing was started.
+        RolloutInterrupted: Ctrl-C; what was finished is written all the same.
     """
     console = console or Console()
     prompts, task_reward = load_prompts(config.data)
@@ -49,12 +52,13 @@ def run(config: RunConfig, console: Console | None = None) -> list[Trajectory]:
     output = config.output
     output.dir.mkdir(parents=True, exist_ok=True)
     folder = model_folder(config.model.path)
-    noted = {"tokenizer": str(folder)}
+    noted = {"tokenizer": folder}
     trace = TraceWriter(output.dir / "traces", success_callback=_succeeded, metadata=noted) if output.traces else None
+    template = load_template(config.template, folder)
     console.print(f"loading {config.model.path} ({config.model.dtype})")
     rollout = MultiTurnRollout(
-        load_engine(config, folder),
-        load_template(config.template, folder),
+        load_engine(config.model, folder),
+        template,
         tools,
         SamplingParams(**config.sampling.model_dump()),
         limits=Limits(**config.limits.model_dump()),
@@ -66,9 +70,6 @@ def run(config: RunConfig, console: Console | None = None) -> list[Trajectory]:
         results = asyncio.run(_collect(rollout, prompts, reward, trace))
     if not results:
         raise InvalidValueError("no trajectory was finished; nothing was written")
-    expected = len(prompts) * config.num_generations
-    if len(results) < expected:
-        console.print(f"interrupted: {len(results)} of {expected} trajectories were finished and are kept")
     _write(config, results, noted)
     summary = summarise(results, rollout.stats)
     (output.dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
@@ -77,6 +78,10 @@ def run(config: RunConfig, console: Console | None = None) -> list[Trajectory]:
         render_trajectory(_most_telling(results), rollout.template, console=console)
     console.print(summary_table(summary))
     console.print(f"written to {output.dir}")
+    expected = len(prompts) * config.num_generations
+    if len(results) < expected:
+        console.print(f"{len(results)} of {expected} trajectories were finished and are kept")
+        raise RolloutInterrupted(results)
     return results
 
 
@@ -84,16 +89,18 @@ async def _collect(
     rollout: MultiTurnRollout, prompts: list[Trajectory], reward: Reward | None, trace: TraceWriter | None
 ) -> list[Trajectory]:
     """All trajectories in order, each scored and traced as it ends."""
-    results: list[Trajectory] = []
+    results: list[tuple[int, Trajectory]] = []
+    numbered = [{**prompt, _ORDER: index} for index, prompt in enumerate(prompts)]  # ids need not tell prompts apart
     with suppress(asyncio.CancelledError):  # Ctrl-C: what is done is kept
-        async for trajectory in rollout.stream(prompts):
+        async for trajectory in rollout.stream(numbered):
+            order = trajectory.pop(_ORDER)
             if reward is not None:
                 score(trajectory, reward)
             if trace is not None:
                 trace.write(trajectory)
-            results.append(trajectory)
-    order = {prompt["id"]: index for index, prompt in enumerate(prompts)}
-    return sorted(results, key=lambda t: (order[t["id"]], t.get("sample") or 0))
+            results.append((order, trajectory))
+    results.sort(key=lambda pair: (pair[0], pair[1].get("sample") or 0))
+    return [trajectory for _, trajectory in results]
 
 
 def score(trajectory: Trajectory, reward: Reward) -> None:
@@ -109,31 +116,43 @@ def _succeeded(trajectory: Trajectory) -> bool:
     return (trajectory.get("reward") or 0.0) >= 1.0
 
 
-def model_folder(path: str) -> Path:
-    """The folder of a model, made first where the embedded one is asked for."""
-    if path != EMBEDDED:
-        if not Path(path).is_dir():
-            raise InvalidValueError(f"model.path: {path} is no folder; give a model's folder, or {EMBEDDED!r}")
-        return Path(path)
-    from unspool.engines.embedded import ensure_embedded_model
+def model_folder(path: str) -> str:
+    """The folder (or hub name) of a model, made first where the embedded one is asked for."""
+    if path == EMBEDDED:
+        from unspool.engines.embedded import ensure_embedded_model
 
-    return ensure_embedded_model()
+        return str(ensure_embedded_model())
+    if not Path(path).is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", path):
+        raise InvalidValueError(
+            f"model.path: {path} is no folder; give a model's folder, {EMBEDDED!r}, or a name such as owner/model"
+        )
+    return path
 
 
-def load_engine(config: RunConfig, folder: Path) -> TorchEngine:
+def load_engine(config: ModelConfig, folder: str) -> TorchEngine:
     """The engine that the configuration describes."""
     from unspool.engines import TorchEngine
     from unspool.engines.embedded import embedded_adapter
 
-    model = config.model
-    adapter = embedded_adapter() if model.adapter == EMBEDDED else model.adapter and Path(model.adapter)
-    options: dict[str, Any] = {} if model.max_batch_size is None else {"max_batch_size": model.max_batch_size}
+    adapter = str(embedded_adapter()) if config.adapter == EMBEDDED else config.adapter
+    options: dict[str, Any] = {} if config.max_batch_size is None else {"max_batch_size": config.max_batch_size}
     return TorchEngine.from_pretrained(
-        folder, adapter=adapter or None, dtype=model.dtype, device=model.device, threads=model.threads, **options
+        folder,
+        adapter=adapter,
+        dtype=config.dtype,
+        device=config.device or _gpu(),
+        threads=config.threads,
+        **options,
     )
 
 
-def load_template(config: TemplateConfig, folder: Path) -> ChatTemplate:
+def _gpu() -> str | None:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else None
+
+
+def load_template(config: TemplateConfig, folder: str) -> ChatTemplate:
     """The chat template that the configuration describes."""
     source = None
     if config.file is not None:
@@ -141,9 +160,7 @@ def load_template(config: TemplateConfig, folder: Path) -> ChatTemplate:
             source = config.file.read_text(encoding="utf-8")
         except OSError as error:
             raise InvalidValueError(f"template.file: cannot read {config.file}: {error.strerror}") from error
-    return ChatTemplate(
-        str(folder), chat_template=source, parser=config.parser, thinking=config.thinking, **config.kwargs
-    )
+    return ChatTemplate(folder, chat_template=source, parser=config.parser, thinking=config.thinking, **config.kwargs)
 
 
 def _write(config: RunConfig, results: list[Trajectory], noted: dict[str, str]) -> None:

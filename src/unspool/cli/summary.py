@@ -37,12 +37,16 @@ def summarise(results: list[Trajectory], stats: RolloutStats) -> dict[str, Any]:
         "well_formed": sum(turns > 0 and not wrong for turns, wrong in zip(calls, bad, strict=True)) / count,
         "two_or_more_call_turns": sum(turns >= 2 for turns in calls) / count,
         "tool_errors": dict(Counter(error["kind"] for t in results for error in t["tool_errors"])),
-        "sampled_tokens": stats.tokens,
+        "sampled_tokens": sum(map(_sampled, results)),
         "seconds": stats.seconds,
         "tokens_per_second": stats.tokens_per_second,
         "engine_busy": stats.busy_share,
         "failed": stats.failed,
     }
+
+
+def _sampled(trajectory: Trajectory) -> int:
+    return sum(span["length"] for span in trajectory["spans"] if span["origin"] == "sampled")
 
 
 def _call_turns(trajectory: Trajectory) -> int:

@@ -63,6 +63,10 @@ class TokenPolicy:
         """Close the engine."""
         await self.engine.close()
 
+    async def update_weights(self, source: Any, version: int | None = None) -> None:
+        """Give the engine new weights."""
+        await self.engine.update_weights(source, version)
+
     def with_template_kwargs(self, **kwargs: Any) -> TokenPolicy:
         """The same policy with switches of the template changed."""
         return TokenPolicy(self.engine, self.template.with_kwargs(**kwargs), self.params, extra=self.extra)

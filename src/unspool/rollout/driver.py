@@ -23,7 +23,15 @@ from unspool.rollout.progress import progress_display
 from unspool.rollout.stats import RolloutStats
 from unspool.threads import run_in_thread
 from unspool.trace import TraceWriter
-from unspool.types import InvalidValueError, RolloutInterrupted, SamplingParams, ToolInfo, Trajectory
+from unspool.types import (
+    InvalidValueError,
+    RolloutInterrupted,
+    SamplingParams,
+    ToolInfo,
+    Trajectory,
+    check_value,
+    is_count,
+)
 from unspool.world.protocol import World
 
 Worlds = World | Sequence[World | None] | None
@@ -35,6 +43,8 @@ class RolloutPolicy(Policy, Protocol):
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
+
+    async def update_weights(self, source: Any, version: int | None = None) -> None: ...
 
     def with_template_kwargs(self, **kwargs: Any) -> Policy: ...
 
@@ -56,9 +66,10 @@ class EpisodeRollout(Rollout):
         progress: bool | None,
     ) -> None:
         check_worlds(tool_manager)
-        for name, value in (("num_generations", num_generations), ("concurrency", concurrency)):
-            if value is not None and value < 1:
-                raise InvalidValueError(f"{name} must be at least 1, not {value!r}")
+        check_value("num_generations", num_generations, is_count, "a whole number, at least 1")
+        check_value(
+            "concurrency", concurrency, lambda v: v is None or is_count(v), "at least 1, or None for all at once"
+        )
         self.policy = policy
         self.tool_manager = tool_manager
         self.sampling_params = _one_sample(sampling_params)
@@ -124,6 +135,10 @@ class EpisodeRollout(Rollout):
         async with contextlib.aclosing(run.stream()) as outputs:
             async for _, output in outputs:
                 yield output
+
+    def update_weights(self, source: Any, version: int | None = None) -> None:
+        """Give the engine new weights and wait until it has them; see `Engine.update_weights`."""
+        run_sync(self.policy.update_weights(source, version))
 
     def close(self) -> None:
         """Close the engine."""

@@ -91,8 +91,14 @@ def check_worlds(worlds: object, name: str = "tool_manager") -> None:
         if world is not None and not (isinstance(world, World) and not isinstance(world, type)):
             raise InvalidTypeError(
                 f"{name} must be a ToolManager, a list of one for each trajectory, or None, "
-                f"but {world!r:.80} is {type(world).__name__}; put tools into ToolManager([...])"
+                f"and {_name(world)} is neither; put tools into ToolManager([...])"
             )
+
+
+def _name(value: object) -> str:
+    """A value in an error message: its name where it has one, else its type."""
+    name = getattr(value, "name", getattr(value, "__name__", None))
+    return f"a {type(value).__name__}" + (f" named {name!r}" if isinstance(name, str) else "")
 
 
 def _aligned(worlds: World | Sequence[World | None] | None, count: int) -> Sequence[World | None]:
@@ -114,11 +120,18 @@ def _read(job: Job, trajectory: Trajectory, *, copy: bool) -> None:
         raise InvalidValueError("a trajectory needs 'messages': a list with at least one message")
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InvalidValueError(f"every message needs a 'role' and a 'content'; this one does not: {message!r:.80}")
+            raise InvalidValueError(f"every message is a dict with a 'role'; this one is not: {message!r:.80}")
+        if message.get("content") is None and not message.get("tool_calls"):
+            raise InvalidValueError(
+                f"every message needs a 'content', or 'tool_calls'; this one has none: {message!r:.80}"
+            )
     job.episode.messages = [_own_copy(message) for message in messages]
     if trajectory.get("tools") is not None:
         job.tools = list(trajectory["tools"])
-    job.template_kwargs = dict(trajectory.get("chat_template_kwargs") or {})
+    switches = trajectory.get("chat_template_kwargs") or {}
+    if not isinstance(switches, Mapping):
+        raise InvalidTypeError(f"chat_template_kwargs must be a dict of switches, not {switches!r:.80}")
+    job.template_kwargs = dict(switches)
 
 
 def _own_copy(message: Mapping[str, Any]) -> MessageDict:

@@ -76,6 +76,11 @@ class ChatTemplate:
         if thinking not in ("keep", "template"):
             raise InvalidValueError(f"thinking must be 'keep' or 'template', not {thinking!r}")
         name = tokenizer_or_name if isinstance(tokenizer_or_name, str) else None
+        if name is None and not callable(getattr(tokenizer_or_name, "apply_chat_template", None)):
+            raise InvalidTypeError(
+                "template must be a ChatTemplate, a tokenizer, or the name of one, "
+                f"not {type(tokenizer_or_name).__name__}"
+            )
         self.tokenizer: Tokenizer = _load(name) if name is not None else cast(Tokenizer, tokenizer_or_name)
         self.source = _source(self.tokenizer, chat_template)
         self.template_kwargs: dict[str, Any] = dict(template_kwargs)
@@ -260,7 +265,10 @@ def _load(name: str) -> Tokenizer:
         raise MissingExtraError(
             "loading a tokenizer by name needs transformers: run `pip install 'unspool[torch]'`"
         ) from error
-    return cast(Tokenizer, AutoTokenizer.from_pretrained(name))
+    try:
+        return cast(Tokenizer, AutoTokenizer.from_pretrained(name))
+    except (OSError, ValueError) as error:
+        raise TemplateError(f"cannot load a tokenizer from {name!r}: {str(error).strip().splitlines()[0]}") from error
 
 
 def _source(tokenizer: Any, given: str | None) -> str:
