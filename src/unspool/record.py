@@ -33,7 +33,7 @@ class Record:
         self.turns = 0  # sampled turns on this path
         self.messages: list[MessageDict] = []  # the conversation that the tokens stand for
         self.tools: list[ToolInfo] | None = None  # what was on offer; None: not known
-        self._tree: list[Record] = [self]
+        self._tree: list[Record] | None = None  # every path, once there is more than one: no cycle till then
         self.parent: Record | None = None
         self.forked_at: int | None = None
         self.cause: Cause | None = None
@@ -108,6 +108,8 @@ class Record:
         branch._spans = self._spans[:at]
         branch._ends = self._ends[:at]
         branch.turns = sum(span.origin == "sampled" for span in branch._spans)
+        if self._tree is None:
+            self._tree = [self]
         branch._tree = self._tree
         branch._tree.append(branch)
         branch.parent, branch.forked_at, branch.cause = self, at, Cause(cause)
@@ -130,7 +132,11 @@ class Record:
     @property
     def branches(self) -> tuple[Record, ...]:
         """Every path of the tree, in the order in which they were made; the first is the root's."""
-        return tuple(self._tree)
+        return tuple(self._paths)
+
+    @property
+    def _paths(self) -> list[Record]:
+        return [self] if self._tree is None else self._tree
 
     @property
     def input_ids(self) -> list[int]:
@@ -181,7 +187,7 @@ class Record:
     def unique_spans(self) -> Iterator[Span]:
         """Every span of the whole tree once, in the order of first appearance along the branches."""
         seen: set[int] = set()
-        for branch in self._tree:
+        for branch in self._paths:
             for span in branch._spans:
                 if id(span) not in seen:
                     seen.add(id(span))
@@ -204,9 +210,9 @@ class Record:
         """
         rows: list[dict[str, Any]] = []
         trained: set[int] = set()
-        for index, branch in enumerate(self._tree):
+        for index, branch in enumerate(self._paths):
             if any(
-                branch._is_covered_by(other, earlier=at < index) for at, other in enumerate(self._tree) if at != index
+                branch._is_covered_by(other, earlier=at < index) for at, other in enumerate(self._paths) if at != index
             ):
                 continue
             arrays = branch.to_arrays()
@@ -238,9 +244,9 @@ class Record:
         """
         trajectory: dict[str, Any] = {"messages": list(self.messages), **self.to_arrays()}
         trajectory["spans"] = _compact(self._spans, trajectory["logprobs"] is None)
-        if len(self._tree) > 1:
-            trajectory["branch"] = _position(self._tree, self)
-            trajectory["branches"] = [branch._own_part() for branch in self._tree]
+        if len(self._paths) > 1:
+            trajectory["branch"] = _position(self._paths, self)
+            trajectory["branches"] = [branch._own_part() for branch in self._paths]
         return trajectory
 
     def _own_part(self) -> dict[str, Any]:
@@ -249,7 +255,7 @@ class Record:
             own._append(span)
         arrays = own.to_arrays()
         return {
-            "parent": None if self.parent is None else _position(self._tree, self.parent),
+            "parent": None if self.parent is None else _position(self._paths, self.parent),
             "forked_at": self.forked_at,
             "cause": None if self.cause is None else str(self.cause),
             "messages": list(self.messages),
