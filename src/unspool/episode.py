@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -139,12 +140,12 @@ async def run_episode(
     episode = Episode(list(messages)) if episode is None else episode
     drive = _Drive(policy, world, limits or Limits(), episode, observer)
     started = time.perf_counter()
-    clock = asyncio.timeout(drive.limits.timeout)
+    clock = None if drive.limits.timeout is None else asyncio.timeout(drive.limits.timeout)
     try:
-        async with clock:
+        async with clock or nullcontext():
             await drive.run(tools, params, session, seed if callable(seed) else lambda turn: seed + turn)
     except TimeoutError as error:
-        if clock.expired():
+        if clock is not None and clock.expired():
             episode.end("timeout", f"the episode took longer than its {drive.limits.timeout} s (in {drive.doing})")
         else:
             drive.failed(error)

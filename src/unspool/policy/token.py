@@ -89,7 +89,8 @@ class TokenPolicy:
             EngineError: the engine failed, or its answer breaks its contract.
         """
         params = params or self.params
-        offered = list(tools or ())
+        known = record.tools
+        offered = known if known is not None and known == tools else list(tools or ())
         fed = self._feed(record, messages, offered, max_total)
         if isinstance(fed, Turn):
             return fed

@@ -214,7 +214,7 @@ class _Run:
         tasks: dict[asyncio.Task[Trajectory], int] = {}  # those under way
         context = contextvars.copy_context()  # one for all, where each callback would else get a copy
         for index, job in self.jobs.items():
-            task = loop.create_task(self._one(job, room))
+            task = loop.create_task(self._one(index, job, room))
             task.add_done_callback(done.put_nowait, context=context)
             tasks[task] = index
         self._cancel = lambda: loop.call_soon_threadsafe(_cancel_all, tasks)
@@ -222,10 +222,10 @@ class _Run:
             _cancel_all(tasks)
         try:
             with progress_display(self.stats, self.rollout.progress):
-                while self.jobs:
+                while tasks:
                     task = await done.get()
                     index = tasks.pop(task)
-                    output = self._output(self.jobs.pop(index), task)
+                    output = self._output(index, task)
                     del task
                     self.stats.ended(output)
                     yield index, output
@@ -235,13 +235,14 @@ class _Run:
             _cancel_all(tasks)
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _output(self, job: Job, task: asyncio.Task[Trajectory]) -> Trajectory:
+    def _output(self, index: int, task: asyncio.Task[Trajectory]) -> Trajectory:
         if not task.cancelled():
             return task.result()
+        job = self.jobs.pop(index)
         job.episode.end("cancelled")
         return finished(job)
 
-    async def _one(self, job: Job, room: asyncio.Semaphore | None) -> Trajectory:
+    async def _one(self, index: int, job: Job, room: asyncio.Semaphore | None) -> Trajectory:
         if room is None:
             await self._episode(job)
         else:
@@ -250,6 +251,7 @@ class _Run:
         output = finished(job)
         if self.rollout.trace is not None:
             await run_in_thread(self.rollout.trace.write, output, global_step=self.step)
+        del self.jobs[index]  # its record goes now, however long it takes until the output is fetched
         return output
 
     async def _episode(self, job: Job) -> None:
