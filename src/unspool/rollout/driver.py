@@ -18,6 +18,7 @@ from unspool.episode import Limits, run_episode
 from unspool.loop import run_sync, submit
 from unspool.policy import Policy
 from unspool.rollout.base import Rollout
+from unspool.rollout.collector import seldom
 from unspool.rollout.jobs import Job, check_worlds, finished, make_jobs
 from unspool.rollout.progress import progress_display
 from unspool.rollout.stats import RolloutStats
@@ -221,7 +222,7 @@ class _Run:
         if self._interrupted:
             _cancel_all(tasks)
         try:
-            with progress_display(self.stats, self.rollout.progress):
+            with progress_display(self.stats, self.rollout.progress), seldom(len(tasks)):
                 while tasks:
                     task = await done.get()
                     index = tasks.pop(task)
