@@ -199,7 +199,8 @@ class ChatTemplate:
     def _thinking_is_open(self, prompt_ids: Sequence[int] | None) -> bool:
         if prompt_ids is None:
             return self._opens_thinking
-        return _ends_in_thinking(self.decode(list(prompt_ids[-_TAIL:])))
+        tail = list(prompt_ids[-_TAIL:])
+        return self._encoder.may_end_in(tail, OPEN[-1]) and _ends_in_thinking(self.decode(tail))
 
     @cached_property
     def _opens_thinking(self) -> bool:

@@ -164,6 +164,14 @@ class Encoder:
             return text
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
+    def may_end_in(self, token_ids: Sequence[int], char: str) -> bool:
+        """Whether the text of the ids, but for blanks at its end, can end in this character; quick to say no."""
+        for token in reversed(token_ids):
+            text = self._texts[token].rstrip()
+            if text:
+                return text[-1] in (char, "\ufffd")  # a part of a character may be part of a blank
+        return False
+
     def token_span(self, token_ids: Sequence[int], start: int, end: int, text: str | None = None) -> tuple[int, int]:
         """The half-open range of tokens that wrote the characters [start, end) of `decode(token_ids)`, or of `text`."""
         pieces = list(map(self._texts.__getitem__, token_ids))

@@ -330,29 +330,41 @@ async def _on_loop(name: str, function: Callable[[], Any], limit: int, seconds: 
 
     loop = asyncio.get_running_loop()
     task = _start(loop, produce())
-    if not task.done():
-        settled: asyncio.Future[None] = loop.create_future()
-
-        def settle(_: object) -> None:
-            if not settled.done():
-                settled.set_result(None)
-
-        task.add_done_callback(settle)
-        lapse = _lapse(settled, seconds)
-        try:
-            await settled
-        finally:
-            if lapse is not None:
-                lapse.cancel()
-            if not task.done():
-                _lingering.add(task)
-                task.add_done_callback(_lingering.discard)
-                task.cancel()
+    try:
+        if not _EAGER:
+            await asyncio.sleep(0)  # its first step, in which quick tools end: for those no timer is set
+        if not task.done():
+            await _settled(task, seconds)
+    finally:
+        if not task.done():
+            _lingering.add(task)
+            task.add_done_callback(_lingering.discard)
+            task.cancel()
     if not task.done():
         return None
     if task.cancelled():  # before its first step, by something that cancels all tasks
         return _raised(name, asyncio.CancelledError())
     return task.result()
+
+
+async def _settled(task: asyncio.Task[Any], seconds: float | None) -> None:
+    """Wait until the task is done or its time is over; it is not touched, whatever becomes of the wait."""
+    settled: asyncio.Future[None] = task.get_loop().create_future()
+
+    def settle(_: object) -> None:
+        if not settled.done():
+            settled.set_result(None)
+
+    task.add_done_callback(settle)
+    lapse = _lapse(settled, seconds)
+    try:
+        await settled
+    finally:
+        if lapse is not None:
+            lapse.cancel()
+
+
+_EAGER = sys.version_info >= (3, 12)
 
 
 def _start(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, _Answer]) -> asyncio.Task[_Answer]:
