@@ -20,6 +20,7 @@ from unspool.cli.show import render_trajectory
 from unspool.cli.summary import summarise, summary_table
 from unspool.cli.tasks import Reward, load_object, load_prompts
 from unspool.data import write_jsonl, write_parquet
+from unspool.engines.quiet import quiet_transformers
 from unspool.episode import Limits
 from unspool.rollout import MultiTurnRollout
 from unspool.template import ChatTemplate
@@ -51,6 +52,8 @@ def run(config: RunConfig, console: Console | None = None) -> list[Trajectory]:
     )
     output = config.output
     output.dir.mkdir(parents=True, exist_ok=True)
+    if config.model.path == EMBEDDED:
+        console.print("embedded model: made on its first use, which takes some 20 s more")
     folder = model_folder(config.model.path)
     noted = {"tokenizer": folder}
     trace = TraceWriter(output.dir / "traces", success_callback=_succeeded, metadata=noted) if output.traces else None
@@ -136,14 +139,15 @@ def load_engine(config: ModelConfig, folder: str) -> TorchEngine:
 
     adapter = str(embedded_adapter()) if config.adapter == EMBEDDED else config.adapter
     options: dict[str, Any] = {} if config.max_batch_size is None else {"max_batch_size": config.max_batch_size}
-    return TorchEngine.from_pretrained(
-        folder,
-        adapter=adapter,
-        dtype=config.dtype,
-        device=config.device or _gpu(),
-        threads=config.threads,
-        **options,
-    )
+    with quiet_transformers():
+        return TorchEngine.from_pretrained(
+            folder,
+            adapter=adapter,
+            dtype=config.dtype,
+            device=config.device or _gpu(),
+            threads=config.threads,
+            **options,
+        )
 
 
 def _gpu() -> str | None:

@@ -15,12 +15,18 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import io
+import logging
 import os
 import shutil
 import tempfile
+from contextlib import redirect_stderr
 from pathlib import Path
 
+from unspool.engines.quiet import quiet_transformers
 from unspool.types import MissingExtraError
+
+_log = logging.getLogger(__name__)
 
 EMBEDDED = "embedded"
 """The name by which a config asks for this model."""
@@ -85,13 +91,22 @@ def _convert(source: Path, template: str, target: Path) -> None:
     try:
         import accelerate  # noqa: F401  (transformers reads GGUF through these two)
         import gguf  # noqa: F401
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(
             f"Converting the embedded model needs the package {error.name}, which is not installed: "
             "run `pip install torch transformers accelerate gguf`."
         ) from error
+
+    _log.info("making the embedded model in %s: once, some 20 s", target)
+    with quiet_transformers(), redirect_stderr(io.StringIO()):  # one of its bars obeys no switch
+        _write(source, template, target)
+
+
+def _write(source: Path, template: str, target: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     tokenizer.chat_template = template
