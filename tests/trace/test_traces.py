@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import logging
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from unspool.record import Record
 from unspool.trace import TraceWriter, read_document, read_trace
 from unspool.trace.writer import safe_id
-from unspool.types import InvalidValueError
+from unspool.types import InvalidTypeError, InvalidValueError
 
 
 def finished(**more: Any) -> dict[str, Any]:
@@ -298,6 +299,35 @@ def test_a_raising_success_callback_means_fail_and_is_logged(tmp_path: Path, cap
         path = written(TraceWriter(tmp_path, success_callback=raising), finished())
     assert path.name == "fail-hotpotqa_42.json" and read_document(path)["success"] is False
     assert "success_callback raised" in caplog.text
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), asyncio.CancelledError(), GeneratorExit()])
+def test_a_callback_that_ends_the_program_is_one_that_raises(
+    error: BaseException, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def leave(trajectory: dict[str, Any]) -> bool:
+        raise error
+
+    assert TraceWriter(tmp_path, trace_callback=leave).write(finished()) is None
+    assert written(TraceWriter(tmp_path, success_callback=leave), finished()).name == "fail-hotpotqa_42.json"
+    assert "trace_callback raised" in caplog.text and "success_callback raised" in caplog.text
+
+
+def test_ctrl_c_in_a_callback_passes_on_the_main_thread_alone(tmp_path: Path) -> None:
+    def interrupted(trajectory: dict[str, Any]) -> bool:
+        raise KeyboardInterrupt
+
+    writer = TraceWriter(tmp_path, success_callback=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        writer.write(finished())
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(writer.write, finished()).result() == tmp_path / "fail-hotpotqa_42.json"
+
+
+@pytest.mark.parametrize("name", ["trace_callback", "success_callback"])
+def test_a_callback_that_cannot_be_called_is_refused_at_construction(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidTypeError, match=f"{name} must be a function of the trajectory, or None, not True"):
+        TraceWriter(tmp_path, **{name: True})  # type: ignore[arg-type]
 
 
 def test_a_write_that_fails_is_logged_and_counted_and_raises_nothing(

@@ -16,13 +16,14 @@ import json
 import logging
 import math
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from unspool._atomic import create_new
-from unspool.types import InvalidValueError
+from unspool.types import InvalidTypeError, InvalidValueError
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class TraceWriter:
         trace_callback: given the trajectory, says whether it is stored; None stores all. Where it raises, the
             trajectory is not stored.
         success_callback: given the trajectory, says whether it succeeded, which is `ok-` in the name and `success`
-            in the file. Without one, and where it raises, it is `fail-`.
+            in the file. Without one, and where it raises (whatever, `sys.exit()` too), it is `fail-`.
         metadata: texts for every file, say the `model` whose tokenizer reads the ids.
 
     Attributes:
@@ -50,6 +51,7 @@ class TraceWriter:
 
     Raises:
         InvalidValueError: where the folder cannot be made or written to.
+        InvalidTypeError: where a callback is no function.
     """
 
     def __init__(
@@ -60,6 +62,9 @@ class TraceWriter:
         success_callback: Callable[[dict[str, Any]], object] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
+        for name, callback in (("trace_callback", trace_callback), ("success_callback", success_callback)):
+            if callback is not None and not callable(callback):
+                raise InvalidTypeError(f"{name} must be a function of the trajectory, or None, not {callback!r}")
         self.trace_dir = Path(trace_dir)
         self._trace_callback = trace_callback
         self._success_callback = success_callback
@@ -101,22 +106,13 @@ class TraceWriter:
             return None
 
     def _wanted(self, trajectory: dict[str, Any]) -> bool:
-        if self._trace_callback is None:
-            return True
-        try:
-            return bool(self._trace_callback(trajectory))
-        except Exception:
-            logger.warning("trace_callback raised; the trajectory is not stored", exc_info=True)
-            return False
+        says = self._trace_callback
+        return says is None or _says(says, trajectory, "trace_callback raised; the trajectory is not stored")
 
     def _succeeded(self, trajectory: dict[str, Any]) -> bool:
-        if self._success_callback is None:
-            return False
-        try:
-            return bool(self._success_callback(trajectory))
-        except Exception:
-            logger.warning("success_callback raised; the trajectory is stored as failed", exc_info=True)
-            return False
+        says = self._success_callback
+        otherwise = "success_callback raised; the trajectory is stored as failed"
+        return says is not None and _says(says, trajectory, otherwise)
 
     def _document(self, trajectory: Mapping[str, Any], success: bool) -> dict[str, Any]:
         document: dict[str, Any] = {
@@ -141,6 +137,17 @@ class TraceWriter:
         for number in count(self._next.get(base, 1)):
             self._next[base] = number + 1
             yield f"{base}-{number}.json"
+
+
+def _says(callback: Callable[[dict[str, Any]], object], trajectory: dict[str, Any], otherwise: str) -> bool:
+    """What a callback says. Whatever it raises, `sys.exit()` too, is logged and a no; Ctrl-C alone passes."""
+    try:
+        return bool(callback(trajectory))
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
+        logger.warning(otherwise, exc_info=True)
+        return False
 
 
 def safe_id(value: object) -> str:
