@@ -86,6 +86,24 @@ def test_logprobs_that_only_some_rows_have_are_an_error_naming_both() -> None:
         pad_batch([row([5], [EOS]), {**row([5], [EOS]), "logprobs": None}])
 
 
+@pytest.mark.parametrize("left_out", [(), ("spans",)])
+def test_a_row_in_which_nothing_was_sampled_has_no_say_in_whether_there_are_logprobs(left_out: tuple[str, ...]) -> None:
+    refused = {key: value for key, value in row([5, 6, 7], []).items() if key not in left_out}
+    assert refused["logprobs"] in (None, [0.0, 0.0, 0.0])
+    refused["logprobs"] = [0.0, 0.0, 0.0]
+    assert "logprobs" not in pad_batch([refused, {**row([5], [EOS]), "logprobs": None}])
+    for mine in ([0.0, 0.0, 0.0], None):
+        batch = pad_batch([{**refused, "logprobs": mine}, row([5], [EOS])])
+        assert batch["logprobs"].tolist() == [[0.0, 0.0, 0.0], [0.0, -0.5, 0.0]]
+
+
+def test_a_row_whose_turns_are_not_trained_was_sampled_all_the_same() -> None:
+    untrained = row([5], [6, EOS])
+    untrained["loss_mask"] = [0, 0, 0]
+    with pytest.raises(InvalidValueError, match="row 1 has no 'logprobs' but row 0 has"):
+        pad_batch([untrained, {**row([5], [EOS]), "logprobs": None}])
+
+
 def test_a_reward_that_only_some_rows_have_is_an_error() -> None:
     with pytest.raises(InvalidValueError, match="row 0 has no 'reward' but row 1 has"):
         pad_batch([row([5], [EOS]), row([5], [EOS], reward=1.0)])

@@ -10,7 +10,7 @@ stays attended and trained. Arrays stay in input order; `align` shifts them. A b
 | `loss_mask` | [B, L] | int32 | 0 | where every row has it |
 | `labels` | [B, L] | int64, as torch's losses want them | -100 | where every row has it |
 | `versions` | [B, L] | int32 | -1 | where every row has it |
-| `logprobs` | [B, L] | float32 | 0.0 | where every row has it |
+| `logprobs` | [B, L] | float32 | 0.0 | where every row that sampled anything has it |
 | `rewards` | [B] | float32 | | where every row has a `reward` |
 """
 
@@ -74,17 +74,19 @@ def pad_batch(
         attention_mask[index, where] = True
     batch = {"attention_mask": attention_mask}
     for name, fill, dtype in (("input_ids", pad_token_id, "int32"), *_COLUMNS):
-        if _all_have(trajectories, name):
+        rows = _deciding(trajectories) if name == "logprobs" else dict(enumerate(trajectories))
+        if _all_have(rows, name):
             column = torch.full((len(lengths), width), fill, dtype=getattr(torch, dtype))
-            _fill(column, [row[name] for row in trajectories], slices, name)
+            _fill(column, {index: row[name] for index, row in rows.items()}, slices, name)
             batch[name] = column
-    if _all_have(trajectories, "reward"):
+    if _all_have(dict(enumerate(trajectories)), "reward"):
         batch["rewards"] = torch.tensor([float(row["reward"]) for row in trajectories], dtype=torch.float32)
     return batch
 
 
-def _fill(column: torch.Tensor, arrays: Sequence[Sequence[float]], slices: Sequence[slice], name: str) -> None:
-    for index, (array, where) in enumerate(zip(arrays, slices, strict=True)):
+def _fill(column: torch.Tensor, arrays: Mapping[int, Sequence[float]], slices: Sequence[slice], name: str) -> None:
+    for index, array in arrays.items():
+        where = slices[index]
         if len(array) != where.stop - where.start:
             raise InvalidValueError(
                 f"row {index} has {len(array)} {name} for {where.stop - where.start} input_ids; it needs one a token"
@@ -135,15 +137,36 @@ def _width(lengths: Sequence[int], multiple_of: int | None, length: int | None) 
     return width if multiple_of is None else -(-width // multiple_of) * multiple_of
 
 
-def _all_have(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+def _deciding(rows: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    """The rows, by index, whose log-probabilities say whether there are any: where nothing was sampled, any would do.
+
+    Where nothing was sampled in any row, all of them.
+    """
+    return {index: row for index, row in enumerate(rows) if _sampled(row)} or dict(enumerate(rows))
+
+
+def _sampled(row: Mapping[str, Any]) -> bool:
+    """Whether any token of the row was sampled; a row that does not say counts as one where some were."""
+    mask, spans, versions, logprobs = (row.get(name) for name in ("loss_mask", "spans", "versions", "logprobs"))
+    if mask is None or any(mask):
+        return True
+    if spans is not None:
+        return any(span.get("origin") == "sampled" and span.get("length") for span in spans)
+    if versions is not None:
+        return any(version >= 0 for version in versions)
+    return logprobs is not None and any(logprobs)
+
+
+def _all_have(rows: Mapping[int, Mapping[str, Any]], name: str) -> bool:
     """Whether every row has it (True) or none (False); what is None is not there."""
-    have = [row.get(name) is not None for row in rows]
-    if any(have) and not all(have):
+    have = {index: row.get(name) is not None for index, row in rows.items()}
+    if len(set(have.values())) > 1:
+        without = next(index for index, has in have.items() if not has)
+        having = next(index for index, has in have.items() if has)
         raise InvalidValueError(
-            f"row {have.index(False)} has no {name!r} but row {have.index(True)} has; "
-            f"leave such rows out, or set {name!r} to None in all"
+            f"row {without} has no {name!r} but row {having} has; leave such rows out, or set {name!r} to None in all"
         )
-    return have[0]
+    return all(have.values())
 
 
 def _torch() -> Any:
