@@ -354,6 +354,7 @@ async def test_a_stop_string_already_in_the_prompt_does_not_count() -> None:
         (request(0, CONTEXT), "the prompt has 512 tokens and leaves no room in the model's context of 512"),
         (request(0, stop=("x",)), r"stop strings \('x',\) need a tokenizer"),
         (request(0, num_samples=2), "num_samples is 2"),
+        (request(0, prompt_logprobs=1), "prompt_logprobs is 1, and TorchEngine gives none for prompts"),
         (request(0, 300, max_tokens=101), "300 tokens with max_tokens=101 exceeds max_batch_tokens=400"),
         (request(0, 400, max_tokens=None), "400 tokens with max_tokens=None exceeds max_batch_tokens=400"),
     ],

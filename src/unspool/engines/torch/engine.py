@@ -9,12 +9,14 @@ What this module promises:
   whatever runs beside it; in bfloat16 the size of the batch changes the arithmetic, and with it the tokens.
 - After new weights every token comes from a forward pass of those weights alone: what was cached of the running
   rows is computed anew.
+- A forked child has a thread of its own, made at its first request. An engine pickles as where it was loaded from.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import threading
 import weakref
@@ -32,7 +34,7 @@ from unspool.engines.torch.row import Decoder, Row, StopStrings
 from unspool.engines.torch.sampling import stream
 from unspool.engines.torch.scheduler import Scheduler
 from unspool.engines.torch.weights import Weights, load
-from unspool.types import EngineError, InvalidValueError
+from unspool.types import EngineError, InvalidTypeError, InvalidValueError
 
 
 class TorchEngine(EngineBase):
@@ -42,7 +44,7 @@ class TorchEngine(EngineBase):
     truncation. A request whose `params.logprobs` is not None, or whose `extra["raw_logprobs"]` is true, gets that
     value for every token beside the other one, in `Generation.extra["raw_logprobs"]`; `params.logprobs=n` also gets the
     n likeliest tokens at each place, `(id, log-probability at temperature 1)`, in `extra["top_logprobs"]`.
-    `prompt_logprobs` are not given.
+    `prompt_logprobs` are not given: a request that asks for them is refused.
 
     Args:
         model: a causal language model. It is used as it is, not copied; a trainer may share it, and must hold the
@@ -90,6 +92,8 @@ class TorchEngine(EngineBase):
         self._scheduler: Scheduler | None = None
         self._stop: weakref.finalize[[], Any] | None = None
         self._closed = False
+        self._loaded_from: tuple[str, dict[str, Any]] | None = None
+        _engines.add(self)
 
     @classmethod
     def from_pretrained(
@@ -107,12 +111,25 @@ class TorchEngine(EngineBase):
 
         `adapter` is the folder of a PEFT LoRA, merged in float32 before the cast to `dtype` ("float32", "bfloat16",
         "float16", or "auto" for that of the folder). `options` go to the constructor.
+
+        Such an engine pickles, as these arguments: it is loaded anew where it is unpickled, with the weights and the
+        version that it began with.
         """
+        given = {**options, "adapter": adapter, "dtype": dtype, "device": device, "threads": threads}
         model, tokenizer, base = load(path, adapter=adapter, dtype=dtype, trust_remote_code=trust_remote_code)
         options.setdefault("tokenizer", tokenizer)
         engine = cls(model, device=device, threads=threads, **options)
         engine._weights.base = base
+        engine._loaded_from = (str(path), {**given, "trust_remote_code": trust_remote_code})
         return engine
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._loaded_from is None:
+            raise InvalidTypeError(
+                "a TorchEngine around a model cannot be pickled; make the engine in the process that uses it, or load "
+                "it with TorchEngine.from_pretrained"
+            )
+        return _load_anew, (type(self), *self._loaded_from)
 
     # ------------------------------------------------------------------ life
 
@@ -143,6 +160,15 @@ class TorchEngine(EngineBase):
             await asyncio.wrap_future(scheduler.ended)
             stop()
             self._version = scheduler.version
+
+    def _forked(self) -> None:
+        """In a forked child: the scheduler's thread has stayed behind, and whoever held a lock."""
+        self._lock = threading.Lock()
+        if self._stop is not None:
+            self._stop.detach()
+        if self._scheduler is not None:
+            self._version = self._scheduler.version
+        self._scheduler = self._stop = None
 
     async def pause(self) -> None:
         """Hold; on return no forward pass runs, and the weights may be changed in place."""
@@ -228,6 +254,10 @@ class TorchEngine(EngineBase):
             raise EngineError("input_ids is empty; a prompt needs at least one token")
         if params.num_samples != 1:
             raise EngineError(f"num_samples is {params.num_samples}; send one request for each sample")
+        if params.prompt_logprobs is not None:
+            raise EngineError(
+                f"prompt_logprobs is {params.prompt_logprobs}, and TorchEngine gives none for prompts; leave it None"
+            )
         low, high = min(prompt), max(prompt)
         if low < 0 or high >= self._vocabulary:
             raise EngineError(
@@ -266,6 +296,22 @@ class TorchEngine(EngineBase):
                 f"{self._max_batch_tokens}; raise the bound or ask for less"
             )
         return wanted
+
+
+_engines: weakref.WeakSet[TorchEngine] = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    for engine in list(_engines):
+        engine._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_forked_child)
+
+
+def _load_anew(kind: type[TorchEngine], path: str, options: dict[str, Any]) -> TorchEngine:
+    return kind.from_pretrained(path, **options)
 
 
 def _text_config(model: torch.nn.Module) -> Any:
