@@ -144,7 +144,10 @@ class Record:
 
     def prefix_ids(self, count: int) -> list[int]:
         """The ids of the first `count` spans."""
-        return self._view(0, lambda span: span.tokens, count)
+        ids: list[int] = []
+        for span in self._spans[:count]:  # of the ways to join them the quickest for long records
+            ids += span.tokens
+        return ids
 
     def prefix_length(self, count: int) -> int:
         """How many ids the first `count` spans have."""
@@ -172,12 +175,11 @@ class Record:
         """The weight version of each sampled token; -1 for tokens that were fed."""
         return self._view(-1, lambda span: span.versions if span.origin == "sampled" else None)
 
-    def _view(self, elsewhere: T, inside: Callable[[Span], Sequence[T] | None], count: int | None = None) -> list[T]:
+    def _view(self, elsewhere: T, inside: Callable[[Span], Sequence[T] | None]) -> list[T]:
         """A list, of exactly its size, of `elsewhere`, and where a span has values of its own, of these."""
-        spans = self._spans if count is None else self._spans[:count]
-        view = [elsewhere] * self.prefix_length(len(spans))
+        view = [elsewhere] * len(self)
         start = 0
-        for span, end in zip(spans, self._ends, strict=False):
+        for span, end in zip(self._spans, self._ends, strict=True):
             values = inside(span)
             if values is not None:
                 view[start:end] = values
@@ -196,7 +198,7 @@ class Record:
     def to_arrays(self) -> dict[str, Any]:
         """The five views as plain lists of one length (`logprobs` may be None)."""
         return {
-            "input_ids": self.input_ids,
+            "input_ids": self.input_ids[:],  # a copy is of exactly its size
             "labels": self.labels,
             "loss_mask": self.loss_mask,
             "logprobs": self.logprobs,
