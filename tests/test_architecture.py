@@ -14,8 +14,8 @@ SOURCE = ROOT / "src" / "unspool"
 
 # From the bottom up: a module may import from its own room and from rooms above it in this list, never from below.
 ROOMS = [
-    {"types", "_atomic", "loop", "threads"},
-    {"spans"},
+    {"types", "_atomic", "threads"},
+    {"deadline", "loop", "spans"},
     {"record"},
     {"template", "engines", "data", "trace"},
     {"policy", "world"},

@@ -8,16 +8,19 @@ runs after a turn that was cut, nor behind the last turn that is allowed. An err
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from unspool.deadline import Deadline, TimeUpError
 from unspool.policy import Policy, Turn
 from unspool.record import Record
 from unspool.types import (
+    InvalidTypeError,
     Message,
     MessageDict,
     SamplingParams,
@@ -27,7 +30,7 @@ from unspool.types import (
     check_value,
     is_count,
 )
-from unspool.world.protocol import Step, ToolFailure, World, tool_answer
+from unspool.world.protocol import Step, World
 
 logger = logging.getLogger("unspool")
 
@@ -45,7 +48,7 @@ class Limits:
         max_turns: assistant turns; None: no limit.
         max_trajectory_tokens: hard cap on `len(input_ids)`; it shrinks `max_tokens`, and a bridge that would reach it
             ends the episode.
-        max_tool_calls: calls that are run; further ones are answered with an error that says so.
+        max_tool_calls: well-formed calls that are run; further ones are answered with an error that says so.
         timeout: wall-clock seconds over the whole episode.
         malformed_calls: what a call that is not well-formed does: `answer`, the model is told what is wrong; `end`,
             the episode ends with `parse_error`.
@@ -140,16 +143,20 @@ async def run_episode(
     episode = Episode(list(messages)) if episode is None else episode
     drive = _Drive(policy, world, limits or Limits(), episode, observer)
     started = time.perf_counter()
-    clock = None if drive.limits.timeout is None else asyncio.timeout(drive.limits.timeout)
     try:
-        async with clock or nullcontext():
-            await drive.run(tools, params, session, seed if callable(seed) else lambda turn: seed + turn)
-    except TimeoutError as error:
-        if clock is not None and clock.expired():
-            episode.end("timeout", f"the episode took longer than its {drive.limits.timeout} s (in {drive.doing})")
-        else:
-            drive.failed(error)
-    except Exception as error:
+        await drive.run(tools, params, session, seed if callable(seed) else lambda turn: seed + turn)
+    except TimeUpError as error:
+        episode.end("timeout", f"{error} (in {drive.doing})")
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        drive.failed(error)  # nobody cancelled the episode: a policy or a world raised it
+    except KeyboardInterrupt as error:
+        if threading.current_thread() is threading.main_thread():
+            raise  # a person's
+        drive.failed(error)
+    except (Exception, SystemExit) as error:
         drive.failed(error)
     finally:
         episode.timings["total"] = time.perf_counter() - started
@@ -159,7 +166,7 @@ async def run_episode(
 class _Drive:
     """One run of the loop; it exists to keep what the turns share."""
 
-    __slots__ = ("calls_run", "doing", "episode", "limits", "observer", "policy", "world")
+    __slots__ = ("calls_run", "deadline", "doing", "episode", "limits", "observer", "policy", "world")
 
     def __init__(
         self, policy: Policy, world: World | None, limits: Limits, episode: Episode, observer: Observer | None
@@ -168,8 +175,9 @@ class _Drive:
         self.episode, self.observer = episode, observer
         self.doing: str = "start"
         self.calls_run = 0
+        self.deadline = None if limits.timeout is None else Deadline(limits.timeout)
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: BaseException) -> None:
         logger.debug("an episode ended with an error (in %s)", self.doing, exc_info=error)
         self.episode.end("api_error", f"{type(error).__name__}: {error}")
 
@@ -185,7 +193,7 @@ class _Drive:
         while episode.stop_reason is None:
             started = self._begin("generate")
             try:
-                said = await self.policy.extend(
+                extending = self.policy.extend(
                     episode.record,
                     episode.messages,
                     offered,
@@ -194,6 +202,7 @@ class _Drive:
                     seed=seed(len(episode.turns)),
                     max_total=limits.max_trajectory_tokens,
                 )
+                said = await (extending if self.deadline is None else self.deadline.hold(extending))
             finally:
                 self._end("generate", started)
             if self._note(said):
@@ -233,32 +242,35 @@ class _Drive:
     async def _answer(self, said: Turn) -> None:
         assert self.world is not None and said.message is not None
         episode, turn = self.episode, len(self.episode.turns) - 1
-        message, refused = self._within_budget(said.message)
-        step = Step()
-        if message.tool_calls or not refused:
-            started = self._begin("tools")
-            try:
-                step = await self.world.step(message)
-            finally:
-                self._end("tools", started)
+        started = self._begin("tools")
+        try:
+            answering = self.world.step(self._within_budget(said.message))
+            if not inspect.isawaitable(answering):
+                raise InvalidTypeError(f"{type(self.world).__name__}.step must be an async function")
+            step = await (answering if self.deadline is None else self.deadline.hold(answering))
+        finally:
+            self._end("tools", started)
+        if not isinstance(step, Step):
+            raise InvalidTypeError(f"{type(self.world).__name__}.step must return a Step, not {type(step).__name__}")
         episode.messages.extend(step.messages)
         for failure in step.failures:
-            episode.tool_errors.append({"turn": turn, **asdict(failure)})
-        for call in refused:
-            failure = ToolFailure(call.name, call.id, "limit", f"Error: {_NO_MORE_CALLS}")
-            episode.messages.append(tool_answer(call, failure.error))
             episode.tool_errors.append({"turn": turn, **asdict(failure)})
         if step.reward is not None:
             episode.reward = (episode.reward or 0.0) + step.reward
         if step.done:
             episode.end("env_done")
 
-    def _within_budget(self, message: Message) -> tuple[Message, tuple[ToolCall, ...]]:
-        """The message with the calls that may still run, and those that are over `max_tool_calls`."""
-        most, calls = self.limits.max_tool_calls, message.tool_calls
-        left = len(calls) if most is None else max(most - self.calls_run, 0)
-        self.calls_run += min(left, len(calls))
-        return (message, ()) if left >= len(calls) else (replace(message, tool_calls=calls[:left]), calls[left:])
+    def _within_budget(self, message: Message) -> Message:
+        """The message, its calls over `max_tool_calls` marked, so that the world answers them with what is wrong."""
+        most = self.limits.max_tool_calls
+        if most is None or not message.tool_calls:
+            return message
+        calls: list[ToolCall] = []
+        for call in message.tool_calls:
+            runs = call.status == "ok" and self.calls_run < most
+            self.calls_run += runs
+            calls.append(call if runs or call.status != "ok" else call.failed("limit", _NO_MORE_CALLS))
+        return replace(message, tool_calls=tuple(calls))
 
     def _begin(self, name: Phase) -> float:
         self.doing = name

@@ -237,14 +237,14 @@ class Record:
     # ------------------------------------------------------------------ to and from a trajectory
 
     def to_trajectory(self) -> dict[str, Any]:
-        """`messages`, the arrays, `spans`, and, where the tree branched, `branches` and `branch` (this path's index).
+        """`messages`, `tools`, the arrays, `spans`; and of a tree that branched, `branches` and `branch` (this path).
 
         `spans` is a list of dicts: `origin`, `length`, `turn`, `message`, and, where they say something,
         `trained`, `metadata`, `logprobs` (where other sampled spans have none). `branches` holds for each path
-        its `parent` (index), `forked_at`, `cause`, `messages`, and the arrays and spans of its own part.
+        its `parent` (index), `forked_at`, `cause`, `messages`, `tools`, and the arrays and spans of its own part.
         `Record.from_trajectory` makes the same record of it again.
         """
-        trajectory: dict[str, Any] = {"messages": list(self.messages), **self.to_arrays()}
+        trajectory: dict[str, Any] = {"messages": list(self.messages), "tools": self.tools, **self.to_arrays()}
         trajectory["spans"] = _compact(self._spans, trajectory["logprobs"] is None)
         if len(self._paths) > 1:
             trajectory["branch"] = _position(self._paths, self)
@@ -261,6 +261,7 @@ class Record:
             "forked_at": self.forked_at,
             "cause": None if self.cause is None else str(self.cause),
             "messages": list(self.messages),
+            "tools": self.tools,
             **arrays,
             "spans": _compact(own._spans, arrays["logprobs"] is None),
         }

@@ -39,6 +39,10 @@ class EngineError(UnspoolError, RuntimeError):
     """An engine failed, or answered in a form that cannot be used."""
 
 
+class BlockingCallError(UnspoolError, RuntimeError):
+    """A call that blocks was made where it would never return."""
+
+
 class MissingExtraError(UnspoolError, ImportError):
     """An optional part is not installed; the message names the command that installs it."""
 
@@ -73,7 +77,7 @@ StopReason = Literal[
     "cancelled",  # interrupted from outside
 ]
 
-CallStatus = Literal["ok", "bad_json", "unknown_tool", "bad_arguments", "unclosed"]
+CallStatus = Literal["ok", "bad_json", "unknown_tool", "bad_arguments", "unclosed", "limit"]
 
 
 @dataclass(frozen=True, slots=True)

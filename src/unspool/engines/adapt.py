@@ -6,6 +6,8 @@ from unspool.engines.batching import Batching
 from unspool.engines.protocol import Engine
 from unspool.types import InvalidTypeError
 
+_PARTS = ("generate", "start", "close", "pause", "resume", "update_weights", "version", "logprobs")
+
 
 def as_engine(value: object) -> Engine:
     """An engine as it is, a sampler behind `Batching`.
@@ -19,6 +21,11 @@ def as_engine(value: object) -> Engine:
         return value
     if callable(getattr(value, "sample", None)):
         return Batching(value)  # type: ignore[arg-type]
+    missing = [name for name in _PARTS if not hasattr(value, name)]
+    if "generate" not in missing and len(missing) < len(_PARTS) - 1:
+        raise InvalidTypeError(
+            f"the engine {type(value).__name__} lacks {', '.join(missing)}; see EngineBase for defaults"
+        )
     raise InvalidTypeError(
         f"sampler must be an Engine (token ids in and out) or have sample(batch, sampling_params), "
         f"which {type(value).__name__} has not; something that returns text only cannot be recorded token by token"

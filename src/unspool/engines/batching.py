@@ -115,6 +115,11 @@ class Batching(EngineBase):
         try:
             params = replace(requests[0].params, max_tokens=longest)
             responses = await run_in_thread(self._alone, self.sampler.sample, batch, params)
+            if isinstance(responses, str) or not isinstance(responses, Sequence):
+                raise EngineError(
+                    f"{type(self.sampler).__name__}.sample must return a list of SampleResponse, "
+                    f"not {type(responses).__name__}"
+                )
             if len(responses) != len(batch):
                 raise EngineError(
                     f"{type(self.sampler).__name__}.sample returned {len(responses)} answers to {len(batch)} requests"
@@ -137,7 +142,9 @@ class Batching(EngineBase):
             return function(*args)
 
     def _read(self, response: Any, limit: int | None) -> Generation:
-        sequences = response.sequences
+        sequences = getattr(response, "sequences", None)
+        if sequences is None:
+            raise EngineError(f"the sampler answered a {type(response).__name__}; it must be a SampleResponse")
         if len(sequences) != 1:
             raise EngineError(f"the sampler answered {len(sequences)} sequences to one request; rollouts need 1")
         sequence: SampledSequence = sequences[0]
@@ -171,7 +178,10 @@ def _own_logprob(token: int, entry: Any) -> float:
         if token not in entry:
             raise EngineError(f"the sampler's log-probabilities of token {token} do not hold that token itself")
         entry = entry[token]
-    return float(getattr(entry, "logprob", entry))
+    value = getattr(entry, "logprob", entry)
+    if not isinstance(value, (int, float)) and not hasattr(value, "__float__"):
+        raise EngineError(f"the sampler's log-probability of token {token} is {value!r}, which is no number")
+    return float(value)
 
 
 async def _run_dry() -> None:

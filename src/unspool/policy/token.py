@@ -16,9 +16,9 @@ from unspool.engines.adapt import as_engine
 from unspool.engines.protocol import GenerateRequest, Generation
 from unspool.policy.matching import branch_cause, common_prefix
 from unspool.policy.protocol import Turn
-from unspool.record import Cause, Origin, Record
+from unspool.record import Cause, Origin, Record, token_ids
 from unspool.template import ChatTemplate
-from unspool.types import EngineError, InvalidValueError, Message, MessageDict, SamplingParams, ToolInfo
+from unspool.types import EngineError, InvalidValueError, Message, MessageDict, RecordError, SamplingParams, ToolInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +136,10 @@ class TokenPolicy:
         if not messages:
             raise InvalidValueError("messages is empty; a conversation needs at least one message to answer")
         if not record.messages:
+            if messages[-1].get("role") == "assistant":
+                raise InvalidValueError(
+                    "the conversation ends with an assistant message; drop it, or add a message for the model to answer"
+                )
             return _Plan("prompt", self.template.encode(messages, tools), 0, 0)
         same = common_prefix(record.messages, messages)
         if record.tools is not None and tools != record.tools:
@@ -174,8 +178,8 @@ class TokenPolicy:
     def _drops_thinking(self, record: Record, new: Sequence[MessageDict]) -> bool:
         return (
             self.template.thinking == "template"
-            and record.turns > 0
             and any(message.get("role") == "user" for message in new)
+            and any(message.get("reasoning_content") for message in record.messages)
         )
 
     def _branch_from_render(
@@ -208,6 +212,12 @@ class TokenPolicy:
         name, count = type(self.engine).__name__, len(generation.tokens)
         if not count:
             raise EngineError(f"{name} returned no tokens; a turn has at least one")
+        try:
+            token_ids(
+                generation.tokens, "sampled tokens"
+            )  # an id that the tokenizer lacks is one that a model can sample
+        except RecordError as error:
+            raise EngineError(f"{name}: {error}") from error
         if limit is not None and count > limit:
             raise EngineError(f"{name} returned {count} tokens where max_tokens was {limit}")
         if generation.logprobs is None:

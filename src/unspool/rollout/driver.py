@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import itertools
+import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self
@@ -25,6 +26,7 @@ from unspool.rollout.stats import RolloutStats
 from unspool.threads import run_in_thread
 from unspool.trace import TraceWriter
 from unspool.types import (
+    InvalidTypeError,
     InvalidValueError,
     RolloutInterrupted,
     SamplingParams,
@@ -34,6 +36,8 @@ from unspool.types import (
     is_count,
 )
 from unspool.world.protocol import World
+
+logger = logging.getLogger("unspool")
 
 Worlds = World | Sequence[World | None] | None
 
@@ -67,6 +71,8 @@ class EpisodeRollout(Rollout):
         progress: bool | None,
     ) -> None:
         check_worlds(tool_manager)
+        if not isinstance(limits, Limits):
+            raise InvalidTypeError(f"limits must be Limits(...), not {limits!r}")
         check_value("num_generations", num_generations, is_count, "a whole number, at least 1")
         check_value(
             "concurrency", concurrency, lambda v: v is None or is_count(v), "at least 1, or None for all at once"
@@ -159,11 +165,12 @@ class EpisodeRollout(Rollout):
         global_step: int | None,
     ) -> _Run:
         params = self.sampling_params if sampling_params is None else _one_sample(SamplingParams.of(sampling_params))
+        own_seed = None if sampling_params is None else params.seed  # a call's own goes before the run's
         call = next(self._calls)
         jobs = make_jobs(
             trajectories,
             self.tool_manager if tool_manager is None else tool_manager,
-            run_seed=self.seed,
+            run_seed=self.seed if own_seed is None else own_seed,
             step=("call", call) if global_step is None else ("step", global_step),
             prefix=f"{self._name}-{call}",
             num_generations=self.num_generations,
@@ -237,11 +244,18 @@ class _Run:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _output(self, index: int, task: asyncio.Task[Trajectory]) -> Trajectory:
-        if not task.cancelled():
+        error = None if task.cancelled() else task.exception()
+        if error is None and not task.cancelled():
             return task.result()
         job = self.jobs.pop(index)
-        job.episode.end("cancelled")
-        return finished(job)
+        if error is None:
+            job.episode.end("cancelled")
+        else:
+            job.episode.end("api_error", f"{type(error).__name__}: {error}")
+        output = finished(job)
+        if self.rollout.trace is not None and job.episode.turns:  # a finished turn is kept, whatever came later
+            self.rollout.trace.write(output, global_step=self.step)
+        return output
 
     async def _one(self, index: int, job: Job, room: asyncio.Semaphore | None) -> Trajectory:
         if room is None:
@@ -251,7 +265,10 @@ class _Run:
                 await self._episode(job)
         output = finished(job)
         if self.rollout.trace is not None:
-            await run_in_thread(self.rollout.trace.write, output, global_step=self.step)
+            try:
+                await run_in_thread(self.rollout.trace.write, output, global_step=self.step)
+            except Exception:
+                logger.exception("the trace of %s was not written", job.id)
         del self.jobs[index]  # its record goes now, however long it takes until the output is fetched
         return output
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -53,16 +55,16 @@ def make_jobs(
 
     Raises:
         InvalidTypeError: `trajectories` is no list, or a tool manager is none.
-        InvalidValueError: as many tool managers as trajectories were not given.
+        InvalidValueError: as many tool managers as trajectories (or as members of groups) were not given.
     """
     if isinstance(trajectories, Mapping) or not isinstance(trajectories, Sequence) or isinstance(trajectories, str):
         raise InvalidTypeError(
             f"trajectories must be a list of dicts, not {type(trajectories).__name__}; wrap a single one in a list"
         )
-    aligned = _aligned(worlds, len(trajectories))
+    aligned = _aligned(worlds, len(trajectories), num_generations)
     seen: Counter[str] = Counter()
     jobs: list[Job] = []
-    for index, (trajectory, world) in enumerate(zip(trajectories, aligned, strict=True)):
+    for index, trajectory in enumerate(trajectories):
         for sample in range(num_generations):
             grouped = num_generations > 1
             given = trajectory.get("id") if isinstance(trajectory, Mapping) else None
@@ -70,7 +72,7 @@ def make_jobs(
             job = Job(
                 trajectory={},
                 id=ident,
-                world=world,
+                world=aligned[len(jobs)],
                 session=f"{prefix}-{len(jobs)}",
                 seed_key=(run_seed, step, ident, seen[ident]),
                 group=index if grouped else None,
@@ -101,13 +103,19 @@ def _name(value: object) -> str:
     return f"a {type(value).__name__}" + (f" named {name!r}" if isinstance(name, str) else "")
 
 
-def _aligned(worlds: World | Sequence[World | None] | None, count: int) -> Sequence[World | None]:
+def _aligned(worlds: World | Sequence[World | None] | None, count: int, members: int) -> Sequence[World | None]:
+    """A world for each episode. A list is one for each trajectory, or one for each member of each group."""
     check_worlds(worlds)
     if not isinstance(worlds, (list, tuple)):
-        return [worlds] * count  # type: ignore[list-item]
-    if len(worlds) != count:
-        raise InvalidValueError(f"tool_manager is a list of {len(worlds)} for {count} trajectories; give one for each")
-    return worlds
+        return [worlds] * (count * members)  # type: ignore[list-item]
+    if len(worlds) == count * members:
+        return worlds
+    if len(worlds) == count:
+        return [world for world in worlds for _ in range(members)]
+    each = "" if members == 1 else f" or one for each of their {members} members"
+    raise InvalidValueError(
+        f"tool_manager is a list of {len(worlds)} for {count} trajectories; give one for each{each}"
+    )
 
 
 def _read(job: Job, trajectory: Trajectory, *, copy: bool) -> None:
@@ -126,12 +134,23 @@ def _read(job: Job, trajectory: Trajectory, *, copy: bool) -> None:
                 f"every message needs a 'content', or 'tool_calls'; this one has none: {message!r:.80}"
             )
     job.episode.messages = [_own_copy(message) for message in messages]
-    if trajectory.get("tools") is not None:
-        job.tools = list(trajectory["tools"])
+    job.tools = _tools(trajectory.get("tools"))
     switches = trajectory.get("chat_template_kwargs") or {}
     if not isinstance(switches, Mapping):
         raise InvalidTypeError(f"chat_template_kwargs must be a dict of switches, not {switches!r:.80}")
     job.template_kwargs = dict(switches)
+
+
+def _tools(given: object) -> list[ToolInfo] | None:
+    """The tools that a trajectory brings; many data sets keep them as JSON text."""
+    if isinstance(given, str):
+        with suppress(ValueError):
+            given = json.loads(given)
+    if given is None:
+        return None
+    if isinstance(given, (list, tuple)) and all(isinstance(tool, Mapping) for tool in given):
+        return list(given)
+    raise InvalidTypeError(f"a trajectory's 'tools' must be a list of dicts (OpenAI's form), not {given!r:.80}")
 
 
 def _own_copy(message: Mapping[str, Any]) -> MessageDict:
@@ -139,13 +158,25 @@ def _own_copy(message: Mapping[str, Any]) -> MessageDict:
     return {key: value if isinstance(value, str) else deepcopy(value) for key, value in message.items()}
 
 
+_SOMETIMES = ("branches", "branch", "reward", "reward_error", "group", "sample")
+
+
+def _passed_through(trajectory: Trajectory) -> Trajectory:
+    """What the user gave; of an earlier output that is run again, nothing that speaks of the earlier run."""
+    if not ("spans" in trajectory and "stop_reason" in trajectory):
+        return trajectory
+    return {key: value for key, value in trajectory.items() if key not in _SOMETIMES}
+
+
 def finished(job: Job) -> Trajectory:
     """The output trajectory: what came in, and what happened."""
     episode = job.episode
+    recorded = episode.record.to_trajectory()
+    del recorded["tools"]
     output: Trajectory = {
-        **job.trajectory,
-        **episode.record.to_trajectory(),
-        "messages": episode.messages,
+        **_passed_through(job.trajectory),
+        **recorded,
+        "messages": episode.messages if episode.messages else job.trajectory.get("messages", []),
         "turns": len(episode.turns),
         "stop_reason": episode.stop_reason,
         "truncated": episode.truncated,

@@ -20,13 +20,15 @@ class MultiTurnRollout(EpisodeRollout):
     Args:
         sampler: an `Engine`, or a `Sampler` (blocking, a whole batch at once), which is put behind `Batching`.
         template: a `ChatTemplate`, or a tokenizer (or its name) to make one of.
-        tool_manager: a `ToolManager` (any `World`), or a list of one for each trajectory; None: no tools.
+        tool_manager: a `ToolManager` (any `World`), or a list of one for each trajectory; None: no tools. A world
+            that has state belongs to one episode: with `num_generations` give a list of one for each member.
         sampling_params: `SamplingParams` or a mapping of their names.
         max_turns: assistant turns of a trajectory.
         max_trajectory_tokens: hard cap on `len(input_ids)` of a trajectory.
         trace_dir: folder of a JSON file for each trajectory; it is made here.
-        trace_callback: gets the finished trajectory, says whether to store its trace.
-        success_callback: gets the finished trajectory, says `ok-` (True) or `fail-` (False, and the default).
+        trace_callback: gets the finished trajectory, says whether to store its trace (in `trace_dir`).
+        success_callback: gets the finished trajectory, says how its trace's name begins: `ok-` (True) or `fail-`
+            (False, and the default).
         seed: of the run; None: `sampling_params.seed`, else drawn. Turn seeds are derived from it, the step (or
             the call), the trajectory's id, and the turn, so they do not depend on the schedule.
         limits: all limits at once, instead of `max_turns` and `max_trajectory_tokens`.
@@ -36,6 +38,7 @@ class MultiTurnRollout(EpisodeRollout):
         concurrency: most episodes at once; None: all of them.
         chat_template_kwargs: switches of the template (`enable_thinking`, ...) for every trajectory; a trajectory's
             own `chat_template_kwargs` go on top.
+        extra: passed through to every request of the engine (`GenerateRequest.extra`).
 
     A trajectory is a dict: `messages`, and optionally `tools` (else the manager's), `id`, `chat_template_kwargs`, and
     anything else, which is passed through. The output adds, all in input order and of length L = `len(input_ids)`:
@@ -65,13 +68,16 @@ class MultiTurnRollout(EpisodeRollout):
         num_generations: int = 1,
         concurrency: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         if limits is None:
             limits = Limits(max_turns=max_turns, max_trajectory_tokens=max_trajectory_tokens)
-        elif max_trajectory_tokens is not None or max_turns not in (6, limits.max_turns):
+        elif isinstance(limits, Limits) and (
+            max_trajectory_tokens is not None or max_turns not in (6, limits.max_turns)
+        ):
             raise InvalidValueError("give max_turns and max_trajectory_tokens inside limits, or no limits")
         params = SamplingParams.of(sampling_params)
-        policy = TokenPolicy(sampler, template, params)
+        policy = TokenPolicy(sampler, template, params, extra=extra)
         if chat_template_kwargs:
             policy = policy.with_template_kwargs(**chat_template_kwargs)
         self.template = policy.template

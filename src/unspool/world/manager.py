@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from unspool.loop import run_sync
 from unspool.threads import THREADS
@@ -188,8 +188,7 @@ class ToolManager:
 
     async def call(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> str:
         """The answer to one call, as the model would read it; `arguments` is an object or JSON text."""
-        written = arguments if isinstance(arguments, str) else dict(arguments or {})
-        return (await self._answer(ToolCall(name, written))).content
+        return (await self._answer(ToolCall(name, cast(Any, arguments)))).content
 
     def __call__(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> str:
         """As `call`, blocking; the tool runs on unspool's own event loop or on a thread."""

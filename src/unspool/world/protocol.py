@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from unspool.types import Message, MessageDict, ToolCall, ToolInfo
 
@@ -32,14 +32,12 @@ class Step:
         failures: calls that failed; their answers stand in `messages` like any other.
         done: the episode ends here (`stop_reason` `env_done`).
         reward: what this turn earned, where the world says so.
-        info: anything else, carried along.
     """
 
     messages: Sequence[MessageDict] = ()
     failures: Sequence[ToolFailure] = ()
     done: bool = False
     reward: float | None = None
-    info: Mapping[str, Any] = field(default_factory=dict)
 
 
 @runtime_checkable
