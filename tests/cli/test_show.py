@@ -209,6 +209,25 @@ def test_the_header_tells_what_went_wrong() -> None:
     assert page.splitlines()[1:4] == ["error: boom␛[2J", "tool error: add c1 timeout: took␊30 s", "tool error: odd"]
 
 
+@pytest.mark.parametrize(
+    ("logprob", "shown"),
+    [
+        (0.0, "0.00"),
+        (-0.0, "0.00"),
+        (-9e-9, "0.00"),
+        (-0.0004, "-0.0004"),
+        (-0.012345, "-0.0123"),
+        (-0.01, "-0.01"),
+        (-0.123456, "-0.12"),
+        (-12.3456, "-12.35"),
+        (float("-inf"), "-inf"),
+    ],
+)
+def test_small_log_probabilities_are_told_apart_from_none(logprob: float, shown: str) -> None:
+    row = {"input_ids": ids("qa"), "loss_mask": [0, 1], "logprobs": [0.0, logprob]}
+    assert f"logprob mean {shown}, least {shown} --" in printed(row, Bytes())
+
+
 def test_a_branch_says_why_it_parted() -> None:
     record = Record()
     record.append_prompt(ids("q"))

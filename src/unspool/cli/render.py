@@ -185,10 +185,18 @@ def _about(run: _Run) -> str:
     count = run.end - run.start
     facts = [run.origin, *([] if run.turn is None else [f"turn {run.turn}"]), f"{count} token{'s' * (count != 1)}"]
     if run.logprobs:
-        facts.append(f"logprob mean {sum(run.logprobs) / len(run.logprobs):.2f}, least {min(run.logprobs):.2f}")
+        mean, least = sum(run.logprobs) / len(run.logprobs), min(run.logprobs)
+        facts.append(f"logprob mean {_logprob(mean)}, least {_logprob(least)}")
     if run.origin == "sampled" and not run.trained:
         facts.append("not trained")
     return " · ".join(map(_one_line, facts))
+
+
+def _logprob(value: float) -> str:
+    """Two decimals, more where those would say nothing, and never a negative zero."""
+    if abs(value) < 1e-4:
+        return "0.00"
+    return f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.3g}"
 
 
 def _legend(page: _Page, shaded: bool) -> None:
