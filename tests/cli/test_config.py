@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from unspool.cli import app
 from unspool.cli.config import load_config
+from unspool.cli.keys import keys, show_keys
+from unspool.cli.summary import summarise, summary_table
 from unspool.cli.tasks import final_answer, load_object, load_prompts
+from unspool.rollout import RolloutStats
 from unspool.types import InvalidValueError
 
 ROOT = Path(__file__).parents[2]
@@ -109,8 +115,8 @@ def test_an_answer_is_what_was_said_last_without_a_call() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--help"], ["run", "show"]),
-        (["run", "--help"], ["CONFIG", "KEY=VALUE", "output.dir"]),
+        (["--help"], ["run", "keys", "show"]),
+        (["run", "--help"], ["CONFIG", "KEY=VALUE", "output.dir", "unspool keys"]),
         (["show", "--help"], ["FILE", "--index", "--tokenizer", "--messages"]),
     ],
 )
@@ -118,3 +124,43 @@ def test_help_names_what_there_is(arguments: list[str], words: list[str]) -> Non
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0
     assert all(word in result.output for word in words)
+
+
+def test_every_key_is_listed_with_its_type_its_default_and_its_meaning() -> None:
+    rows = {key: (kind, default) for key, kind, default, _ in keys()}
+    assert rows["model.dtype"] == ("bfloat16 | float32 | auto", "bfloat16")
+    assert rows["limits.max_turns"] == ("whole number", "6")
+    assert rows["template.file"] == ("path", "null")
+    assert rows["tools"] == ("list of texts", "[]")
+    assert rows["template.kwargs"] == ("keys and values", "{}")
+    assert rows["output.overwrite"] == ("true | false", "false")
+    assert [key for key, _, _, meaning in keys() if not meaning] == []
+    stream = io.StringIO()
+    show_keys(Console(file=stream, width=160))
+    assert re.search(r"^sampling\.top_k +whole number +-1 +sample among", stream.getvalue(), re.MULTILINE)
+    result = CliRunner().invoke(app, ["keys"])
+    assert result.exit_code == 0 and all(key in result.output for key in rows)
+
+
+def test_figures_of_no_trajectories_are_figures_too() -> None:
+    summary = summarise([], RolloutStats())
+    assert (summary["trajectories"], summary["reward_mean"], summary["success"], summary["calling"]) == (
+        0,
+        None,
+        None,
+        0,
+    )
+    stream = io.StringIO()
+    Console(file=stream).print(summary_table(summary))
+    assert "none given" in stream.getvalue()
+
+
+def test_shares_of_rewards_are_of_those_that_have_one() -> None:
+    common = {"messages": [], "tool_errors": [], "turns": 1, "stop_reason": "stop", "spans": []}
+    cause = "Error: [red]\x1b[2J"
+    results = [{**common, "reward": 1.0}, {**common, "reward": 0.0}, {**common, "reward": None, "reward_error": cause}]
+    summary = summarise(results, RolloutStats())
+    assert (summary["reward_mean"], summary["success"], summary["reward_errors"]) == (0.5, 0.5, 1)
+    stream = io.StringIO()
+    Console(file=stream, width=120).print(summary_table(summary))
+    assert "1, the first: Error: [red]\u241b[2J" in stream.getvalue()

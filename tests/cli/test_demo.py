@@ -57,7 +57,7 @@ def test_the_demo_calls_tools_and_leaves_everything_that_it_promises(tmp_path: P
 
 def test_a_run_that_cannot_be_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
     for overrides, sentence in (
-        (["model.path=/nowhere"], "unspool: model.path: /nowhere is no folder; give a model's folder, 'embedded'"),
+        (["model.path=/nowhere"], "unspool: model.path: /nowhere is no folder; give the folder of one, 'embedded'"),
         (["tools=[unspool.world:calculatr]"], "unspool: unspool.world has no 'calculatr'"),
         (["sampling.temprature=1"], "unspool: unknown key sampling.temprature; did you mean sampling.temperature?"),
     ):

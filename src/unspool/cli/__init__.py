@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -16,12 +19,27 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _root() -> None:
-    """Keeps the commands named even where there is one alone."""
+@contextmanager
+def _told() -> Iterator[None]:
+    """Errors of unspool are one sentence on standard error and exit code 2; Ctrl-C is one and exit code 130."""
+    from unspool.types import RolloutInterrupted, UnspoolError
+
+    try:
+        yield
+    except UnspoolError as error:
+        typer.echo(f"unspool: {error}", err=True)
+        raise typer.Exit(2) from None
+    except RolloutInterrupted as stop:
+        count = len(stop.results)
+        kept = f"; {count} finished {'trajectory is' if count == 1 else 'trajectories are'} kept"
+        typer.echo(f"unspool: interrupted{kept if count else ' before any trajectory was finished'}", err=True)
+        raise typer.Exit(130) from None
+    except KeyboardInterrupt:
+        typer.echo("unspool: interrupted", err=True)
+        raise typer.Exit(130) from None
 
 
-@app.command("run")
+@app.command("run", epilog="`unspool keys` lists every key with its type, its default and its meaning.")
 def run_command(
     config: Annotated[
         Path, typer.Argument(metavar="CONFIG", help="YAML file: model, tools, data, sampling, limits, output.")
@@ -35,10 +53,21 @@ def run_command(
     Writes traces (a JSON file for each trajectory, as it ends), a Parquet file, the configuration as it was run, and
     a summary into output.dir.
     """
-    from unspool.cli.config import load_config
-    from unspool.cli.run import run
+    if (folder := str(Path.cwd())) not in sys.path:  # as `python -m` has it: tools and rewards of one's own
+        sys.path.insert(0, folder)
+    with _told():
+        from unspool.cli.config import load_config
+        from unspool.cli.run import run
 
-    run(load_config(config, overrides or []))
+        run(load_config(config, overrides or []))
+
+
+@app.command("keys")
+def keys_command() -> None:
+    """List every key of a configuration: its type, its default, its meaning."""
+    from unspool.cli.keys import show_keys
+
+    show_keys()
 
 
 @app.command("show")
@@ -52,20 +81,12 @@ def show_command(
     messages: Annotated[bool, typer.Option("--messages", help="Show messages instead of tokens.")] = False,
 ) -> None:
     """Print one trajectory: prompt, bridge and sampled tokens by colour, log-probabilities by shade."""
-    from unspool.cli.show import show
+    with _told():
+        from unspool.cli.show import show
 
-    show(file, index=index, id=id, tokenizer=tokenizer, messages=messages)
+        show(file, index=index, id=id, tokenizer=tokenizer, messages=messages)
 
 
 def main() -> None:
-    """The console entry: errors of unspool are one sentence on standard error and exit code 2."""
-    from unspool.types import RolloutInterrupted, UnspoolError
-
-    try:
-        app()
-    except UnspoolError as error:
-        typer.echo(f"unspool: {error}", err=True)
-        raise SystemExit(2) from None
-    except RolloutInterrupted:
-        typer.echo("unspool: interrupted", err=True)
-        raise SystemExit(130) from None
+    """The console entry."""
+    app()

@@ -25,30 +25,36 @@ class ModelConfig(_Section):
     path: str = Field(
         "embedded", description="folder of a model, or 'embedded' for the small one that ships with unspool"
     )
-    adapter: str | None = Field(None, description="folder of a LoRA adapter; 'embedded' for the shipped one")
-    dtype: Literal["bfloat16", "float32", "auto"] = "bfloat16"
-    device: str | None = Field(None, description="None: a GPU where there is one, else the CPU")
-    threads: int | None = Field(None, ge=1, description="CPU threads of the engine")
-    max_batch_size: int | None = Field(None, ge=1, description="most conversations in one forward pass")
+    adapter: str | None = Field(None, description="folder of a LoRA adapter, or 'embedded' for the shipped one")
+    dtype: Literal["bfloat16", "float32", "auto"] = Field(
+        "bfloat16", description="of the weights; auto: the folder's own"
+    )
+    device: str | None = Field(None, description="such as cuda or cpu; null: a GPU where there is one, else the CPU")
+    threads: int | None = Field(None, ge=1, description="CPU threads of the engine; null: as torch has it")
+    max_batch_size: int | None = Field(
+        None, ge=1, description="most conversations in one forward pass; null: the engine's own"
+    )
 
 
 class TemplateConfig(_Section):
     """The chat template, where it is not the model's own."""
 
-    file: Path | None = Field(None, description="a file with Jinja source")
-    parser: str | None = Field(None, description="format of tool calls; None: told from the template")
-    thinking: Literal["keep", "template"] = "keep"
+    file: Path | None = Field(None, description="a file with Jinja source, instead of the model's own template")
+    parser: str | None = Field(None, description="format of tool calls; null: told from the template")
+    thinking: Literal["keep", "template"] = Field(
+        "keep", description="old thinking at a new user message: keep it, or do as the template does"
+    )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="switches such as enable_thinking")
 
 
 class DataConfig(_Section):
     """The prompts: a file, or a procedural task."""
 
-    path: Path | None = Field(None, description="JSONL or Parquet with 'messages', 'prompt' or 'question'")
+    path: Path | None = Field(None, description="JSONL, JSON or Parquet with 'messages', 'prompt' or 'question'")
     task: str | None = Field(None, description="a reasoning_gym task; its scoring gives the reward")
     task_args: dict[str, Any] = Field(default_factory=dict, description="the task's own parameters")
-    size: int | None = Field(None, ge=1, description="how many prompts; None: all of a file, 16 of a task")
-    seed: int = 0
+    size: int | None = Field(None, ge=1, description="how many prompts; null: all of a file, 16 of a task")
+    seed: int = Field(0, description="of the task")
     system: str | None = Field(None, description="a system message put before every prompt")
 
     @model_validator(mode="after")
@@ -61,28 +67,31 @@ class DataConfig(_Section):
 class SamplingConfig(_Section):
     """See `unspool.SamplingParams`."""
 
-    max_tokens: int | None = Field(256, ge=1)
-    temperature: float = Field(1.0, ge=0)
-    top_k: int = Field(-1, ge=-1)
-    top_p: float = Field(1.0, gt=0, le=1)
-    repetition_penalty: float = Field(1.0, gt=0)
-    stop: list[str] = Field(default_factory=list)
+    max_tokens: int | None = Field(256, ge=1, description="most tokens of one turn; null: as many as fit")
+    temperature: float = Field(1.0, ge=0, description="0: greedy")
+    top_k: int = Field(-1, ge=-1, description="sample among so many likeliest tokens; -1: all")
+    top_p: float = Field(1.0, gt=0, le=1, description="sample among the likeliest tokens of this share")
+    repetition_penalty: float = Field(1.0, gt=0, description="above 1: tokens that were there become less likely")
+    stop: list[str] = Field(default_factory=list, description="strings that end a turn")
 
 
 class LimitsConfig(_Section):
     """See `unspool.Limits`."""
 
-    max_turns: int | None = Field(6, ge=1)
-    max_trajectory_tokens: int | None = Field(None, ge=1)
-    max_tool_calls: int | None = Field(None, ge=0)
-    timeout: float | None = Field(None, gt=0)
-    malformed_calls: Literal["answer", "end"] = "answer"
+    max_turns: int | None = Field(6, ge=1, description="assistant turns; null: no limit")
+    max_trajectory_tokens: int | None = Field(None, ge=1, description="hard cap on a trajectory's tokens")
+    max_tool_calls: int | None = Field(None, ge=0, description="calls that are run")
+    timeout: float | None = Field(None, gt=0, description="wall-clock seconds of an episode")
+    malformed_calls: Literal["answer", "end"] = Field(
+        "answer", description="tell the model what was wrong with its call, or end the episode"
+    )
 
 
 class OutputConfig(_Section):
     """Where results go."""
 
-    dir: Path = Path("runs/latest")
+    dir: Path = Field(Path("runs/latest"), description="where results go")
+    overwrite: bool = Field(False, description="replace results of an earlier run in output.dir; else it is refused")
     traces: bool = Field(True, description="a JSON file for each trajectory, under traces/")
     parquet: bool = Field(True, description="all trajectories in trajectories.parquet")
     jsonl: bool = Field(False, description="all trajectories in trajectories.jsonl")
@@ -101,8 +110,8 @@ class RunConfig(_Section):
     sampling: SamplingConfig = SamplingConfig()
     limits: LimitsConfig = LimitsConfig()
     num_generations: int = Field(1, ge=1, description="rollouts of each prompt")
-    concurrency: int | None = Field(None, ge=1, description="most conversations at once; None: all")
-    seed: int = 0
+    concurrency: int | None = Field(None, ge=1, description="most conversations at once; null: all")
+    seed: int = Field(0, description="of the run")
     output: OutputConfig = OutputConfig()
 
 

@@ -1,38 +1,32 @@
 """`unspool run`: from a configuration to finished trajectories, on disk and in a table.
 
-Each trajectory's trace is written when it ends, so what is done survives whatever comes later.
+What can be wrong with a configuration is found before a model is loaded. Each trajectory's trace is written when it
+ends, so what is done survives whatever comes later.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import re
+import math
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
-import yaml
 from rich.console import Console
 
-from unspool.cli.config import ModelConfig, RunConfig, TemplateConfig
-from unspool.cli.show import render_trajectory
-from unspool.cli.summary import summarise, summary_table
-from unspool.cli.tasks import Reward, load_object, load_prompts
-from unspool.data import write_jsonl, write_parquet
-from unspool.engines.quiet import quiet_transformers
+from unspool.cli.config import RunConfig
+from unspool.cli.loading import check_model, load_engine, load_template, model_folder, template_source
+from unspool.cli.output import TRACES, check_output, clear_output, write_output
+from unspool.cli.render import render_trajectory
+from unspool.cli.summary import reward_of, summarise, summary_table
+from unspool.cli.tasks import Reward, load_object, load_prompts, load_reward
+from unspool.engines.embedded import EMBEDDED
 from unspool.episode import Limits
 from unspool.rollout import MultiTurnRollout
-from unspool.template import ChatTemplate
 from unspool.trace import TraceWriter
 from unspool.types import InvalidValueError, RolloutInterrupted, SamplingParams, Trajectory
 from unspool.world import ToolManager
 
-if TYPE_CHECKING:
-    from unspool.engines import TorchEngine
-
-EMBEDDED = "embedded"
-_ORDER = "_order"  # in a trajectory while it runs: the place of its prompt
+_ORDER = "_unspool_order"  # in a trajectory while it runs: the place of its prompt
 
 
 def run(config: RunConfig, console: Console | None = None) -> list[Trajectory]:
@@ -40,65 +34,89 @@ def run(config: RunConfig, console: Console | None = None) -> list[Trajectory]:
 
     Raises:
         UnspoolError: the configuration cannot be run; nothing was started.
-        RolloutInterrupted: Ctrl-C; what was finished is written all the same.
+        RolloutInterrupted: Ctrl-C; what was finished is written all the same, and is its `results`.
     """
     console = console or Console()
-    prompts, task_reward = load_prompts(config.data)
-    if not prompts:
-        raise InvalidValueError("there are no prompts to run; look at data.path and data.size")
-    reward = load_object(config.reward) if config.reward else task_reward
-    tools = (
-        ToolManager([load_object(path) for path in config.tools], timeout=config.tool_timeout) if config.tools else None
-    )
+    parts = _prepare(config)
     output = config.output
-    output.dir.mkdir(parents=True, exist_ok=True)
-    if config.model.path == EMBEDDED:
-        console.print("embedded model: made on its first use, which takes some 20 s more")
-    folder = model_folder(config.model.path)
+    folder = _folder(config, console)
     noted = {"tokenizer": folder}
-    trace = TraceWriter(output.dir / "traces", success_callback=_succeeded, metadata=noted) if output.traces else None
-    template = load_template(config.template, folder)
-    console.print(f"loading {config.model.path} ({config.model.dtype})")
-    rollout = MultiTurnRollout(
-        load_engine(config.model, folder),
-        template,
-        tools,
-        SamplingParams(**config.sampling.model_dump()),
-        limits=Limits(**config.limits.model_dump()),
-        seed=config.seed,
-        num_generations=config.num_generations,
-        concurrency=config.concurrency,
-    )
+    rollout = _rollout(config, parts, folder, console)
     with rollout:
-        results = asyncio.run(_collect(rollout, prompts, reward, trace))
+        clear_output(output.dir)
+        trace = TraceWriter(output.dir / TRACES, success_callback=_succeeded, metadata=noted) if output.traces else None
+        results = asyncio.run(_collect(rollout, parts, trace))
     if not results:
-        raise InvalidValueError("no trajectory was finished; nothing was written")
-    _write(config, results, noted)
+        raise RolloutInterrupted([])
     summary = summarise(results, rollout.stats)
-    (output.dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    write_output(config, results, summary, noted)
     if output.show:
         console.print()
         render_trajectory(_most_telling(results), rollout.template, console=console)
     console.print(summary_table(summary))
-    console.print(f"written to {output.dir}")
-    expected = len(prompts) * config.num_generations
-    if len(results) < expected:
-        console.print(f"{len(results)} of {expected} trajectories were finished and are kept")
+    console.print(f"written to {output.dir}", markup=False)
+    if len(results) < len(parts.prompts) * config.num_generations:
         raise RolloutInterrupted(results)
     return results
 
 
-async def _collect(
-    rollout: MultiTurnRollout, prompts: list[Trajectory], reward: Reward | None, trace: TraceWriter | None
-) -> list[Trajectory]:
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a run needs beside a model."""
+
+    prompts: list[Trajectory]
+    reward: Reward | None
+    tools: ToolManager | None
+    params: SamplingParams
+    limits: Limits
+
+
+def _prepare(config: RunConfig) -> _Parts:
+    """Everything that can be had, and refused, without a model."""
+    prompts, task_reward = load_prompts(config.data)
+    if not prompts:
+        raise InvalidValueError("there are no prompts to run; look at data.path and data.size")
+    reward = load_reward(config.reward) if config.reward else task_reward
+    tools = None
+    if config.tools:
+        tools = ToolManager([load_object(path) for path in config.tools], timeout=config.tool_timeout)
+    params, limits = SamplingParams(**config.sampling.model_dump()), Limits(**config.limits.model_dump())
+    template_source(config.template)
+    check_model(config.model)
+    check_output(config.output)
+    return _Parts(prompts, reward, tools, params, limits)
+
+
+def _folder(config: RunConfig, console: Console) -> str:
+    if config.model.path == EMBEDDED:
+        console.print("embedded model: made on its first use, which takes some 20 s more")
+    return model_folder(config.model.path)
+
+
+def _rollout(config: RunConfig, parts: _Parts, folder: str, console: Console) -> MultiTurnRollout:
+    template = load_template(config.template, folder)
+    console.print(f"loading {config.model.path} ({config.model.dtype})", markup=False)
+    return MultiTurnRollout(
+        load_engine(config.model, folder),
+        template,
+        parts.tools,
+        parts.params,
+        limits=parts.limits,
+        seed=config.seed,
+        num_generations=config.num_generations,
+        concurrency=config.concurrency,
+    )
+
+
+async def _collect(rollout: MultiTurnRollout, parts: _Parts, trace: TraceWriter | None) -> list[Trajectory]:
     """All trajectories in order, each scored and traced as it ends."""
     results: list[tuple[int, Trajectory]] = []
-    numbered = [{**prompt, _ORDER: index} for index, prompt in enumerate(prompts)]  # ids need not tell prompts apart
+    numbered = [{**prompt, _ORDER: index} for index, prompt in enumerate(parts.prompts)]  # ids need not tell them apart
     with suppress(asyncio.CancelledError):  # Ctrl-C: what is done is kept
         async for trajectory in rollout.stream(numbered):
             order = trajectory.pop(_ORDER)
-            if reward is not None:
-                score(trajectory, reward)
+            if parts.reward is not None:
+                score(trajectory, parts.reward)
             if trace is not None:
                 trace.write(trajectory)
             results.append((order, trajectory))
@@ -107,76 +125,21 @@ async def _collect(
 
 
 def score(trajectory: Trajectory, reward: Reward) -> None:
-    """Put `reward` into the trajectory; a reward that raises is a `reward_error`, not a zero."""
+    """Put `reward` into the trajectory; a reward that raises, or is no finite number, is a `reward_error`, no zero."""
     try:
-        trajectory["reward"] = float(reward(trajectory))
+        value = float(reward(trajectory))
+        if not math.isfinite(value):
+            raise InvalidValueError(f"the reward is {value}; give a finite number")
+        trajectory["reward"] = value
     except Exception as error:
         trajectory["reward"] = None
         trajectory["reward_error"] = f"{type(error).__name__}: {error}"
 
 
 def _succeeded(trajectory: Trajectory) -> bool:
-    return (trajectory.get("reward") or 0.0) >= 1.0
-
-
-def model_folder(path: str) -> str:
-    """The folder (or hub name) of a model, made first where the embedded one is asked for."""
-    if path == EMBEDDED:
-        from unspool.engines.embedded import ensure_embedded_model
-
-        return str(ensure_embedded_model())
-    if not Path(path).is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", path):
-        raise InvalidValueError(
-            f"model.path: {path} is no folder; give a model's folder, {EMBEDDED!r}, or a name such as owner/model"
-        )
-    return path
-
-
-def load_engine(config: ModelConfig, folder: str) -> TorchEngine:
-    """The engine that the configuration describes."""
-    from unspool.engines import TorchEngine
-    from unspool.engines.embedded import embedded_adapter
-
-    adapter = str(embedded_adapter()) if config.adapter == EMBEDDED else config.adapter
-    options: dict[str, Any] = {} if config.max_batch_size is None else {"max_batch_size": config.max_batch_size}
-    with quiet_transformers():
-        return TorchEngine.from_pretrained(
-            folder,
-            adapter=adapter,
-            dtype=config.dtype,
-            device=config.device or _gpu(),
-            threads=config.threads,
-            **options,
-        )
-
-
-def _gpu() -> str | None:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else None
-
-
-def load_template(config: TemplateConfig, folder: str) -> ChatTemplate:
-    """The chat template that the configuration describes."""
-    source = None
-    if config.file is not None:
-        try:
-            source = config.file.read_text(encoding="utf-8")
-        except OSError as error:
-            raise InvalidValueError(f"template.file: cannot read {config.file}: {error.strerror}") from error
-    return ChatTemplate(folder, chat_template=source, parser=config.parser, thinking=config.thinking, **config.kwargs)
-
-
-def _write(config: RunConfig, results: list[Trajectory], noted: dict[str, str]) -> None:
-    output = config.output
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-    (output.dir / "config.yaml").write_text(text, encoding="utf-8")
-    if output.parquet:
-        write_parquet(results, output.dir / "trajectories.parquet", metadata=noted)
-    if output.jsonl:
-        write_jsonl(results, output.dir / "trajectories.jsonl")
+    return (reward_of(trajectory) or 0.0) >= 1.0
 
 
 def _most_telling(results: list[Trajectory]) -> Trajectory:
     """A finished trajectory worth a look: one that succeeded, with the most turns among those."""
-    return max(results, key=lambda t: (t["error"] is None, t.get("reward") or 0.0, t["turns"]))
+    return max(results, key=lambda t: (t["error"] is None, reward_of(t) or 0.0, t["turns"]))

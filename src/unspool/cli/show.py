@@ -9,6 +9,7 @@ from rich.console import Console
 
 from unspool.cli.render import render_trajectory
 from unspool.data import read_jsonl, read_metadata, read_parquet
+from unspool.engines.embedded import EMBEDDED, ensure_embedded_model
 from unspool.trace import read_document, read_trace
 from unspool.types import InvalidValueError, MissingExtraError
 
@@ -87,7 +88,7 @@ def _noted_tokenizer(path: Path, trajectory: dict[str, Any]) -> Any:
     elif path.suffix == ".json":
         notes = read_document(path).get("metadata") or {}
     for name in (source.get(key) for source in (notes, trajectory) for key in ("tokenizer", "model", "template_name")):
-        if isinstance(name, str) and (Path(name).is_dir() or name == "embedded"):
+        if isinstance(name, str) and (Path(name).is_dir() or name == EMBEDDED):
             try:
                 return _load(name)
             except (InvalidValueError, MissingExtraError):
@@ -96,8 +97,6 @@ def _noted_tokenizer(path: Path, trajectory: dict[str, Any]) -> Any:
 
 
 def _load(name: str) -> Any:
-    from unspool.engines.embedded import EMBEDDED, ensure_embedded_model
-
     try:
         from transformers import AutoTokenizer
     except ImportError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from unspool.cli.config import DataConfig
@@ -25,11 +27,30 @@ def load_object(path: str) -> Any:
     if not module or not name:
         raise InvalidValueError(f"{path!r} is no import path; write package.module:name")
     try:
-        return getattr(import_module(module), name)
-    except ImportError as error:
-        raise InvalidValueError(f"cannot import {module} for {path!r}: {error}") from error
+        return getattr(_imported(module, path), name)
     except AttributeError:
         raise InvalidValueError(f"{module} has no {name!r} (asked for as {path!r})") from None
+
+
+def _imported(module: str, path: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise InvalidValueError(f"cannot import {module} for {path!r}: {error}") from error
+    except Exception as error:  # whatever a user's module does when it is run
+        raise InvalidValueError(f"cannot import {module} for {path!r}: {type(error).__name__}: {error}") from error
+
+
+def load_reward(path: str) -> Reward:
+    """The function that `reward` names; what cannot be called is refused before anything runs."""
+    found = load_object(path)
+    if not callable(found) or inspect.iscoroutinefunction(found):
+        what = "an async function" if callable(found) else f"a {type(found).__name__}"
+        raise InvalidValueError(
+            f"reward: {path!r} is {what}; name a plain function from a finished trajectory to a number"
+        )
+    reward: Reward = found
+    return reward
 
 
 def load_prompts(config: DataConfig) -> tuple[list[Trajectory], Reward | None]:

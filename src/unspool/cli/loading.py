@@ -1,0 +1,154 @@
+"""The model and the template that a configuration names, or one sentence that says why they cannot be had.
+
+What can be checked without a model is checked by `check_model` and `template_source`, before any is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unspool.cli.config import ModelConfig, TemplateConfig
+from unspool.engines.embedded import EMBEDDED, embedded_adapter, ensure_embedded_model
+from unspool.engines.quiet import quiet_transformers
+from unspool.template import ChatTemplate
+from unspool.template.parsers import choose_parser
+from unspool.types import InvalidValueError, MissingExtraError, UnspoolError
+
+if TYPE_CHECKING:
+    from unspool.engines import TorchEngine
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_NO_TORCH = "running a model needs torch and transformers: run `pip install 'unspool[torch]'`"
+_PATIENCE = 10.0  # seconds that the hub may take to say whether it has a model
+
+
+def check_model(config: ModelConfig) -> None:
+    """Refuse a model, an adapter or a device that there is not; loads and makes nothing."""
+    for key, name in (("path", config.path), ("adapter", config.adapter)):
+        if name is None or name == EMBEDDED or Path(name).is_dir() or _HUB_NAME.fullmatch(name):
+            continue
+        raise InvalidValueError(
+            f"model.{key}: {name} is no folder; give the folder of one, {EMBEDDED!r}, or a name such as owner/model"
+        )
+    if config.device is not None:
+        _check_device(config.device)
+
+
+def _check_device(device: str) -> None:
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtraError(_NO_TORCH) from error
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError) as error:
+        raise InvalidValueError(
+            f"model.device: {device!r} cannot be used ({first_line(error)}); leave it out for what there is"
+        ) from error
+
+
+def model_folder(path: str) -> str:
+    """The folder (or hub name) of a model, made first where the embedded one is asked for.
+
+    Raises:
+        InvalidValueError: a name that the hub does not have, or that is not here while the hub cannot be reached.
+    """
+    if path == EMBEDDED:
+        return str(ensure_embedded_model())
+    return path if Path(path).is_dir() else _of_hub(path)
+
+
+def _of_hub(name: str) -> str:
+    """The name where the hub has it; else the folder of an earlier download. Asked once: transformers asks for long."""
+    try:
+        from huggingface_hub import HfApi, try_to_load_from_cache
+    except ImportError as error:
+        raise MissingExtraError(_NO_TORCH) from error
+    try:
+        HfApi().model_info(name, timeout=_PATIENCE)
+    except Exception as error:  # of the hub, of its HTTP library (which changes with its version), or a bad name
+        kept = try_to_load_from_cache(name, "config.json")
+        if isinstance(kept, str):
+            return str(Path(kept).parent)
+        raise InvalidValueError(
+            f"model.path: {name} is neither a folder nor a model that the hub gives ({first_line(error)}); "
+            "check the name and the network, or give the folder of a model"
+        ) from error
+    return name
+
+
+def load_engine(config: ModelConfig, folder: str) -> TorchEngine:
+    """The engine that the configuration describes.
+
+    Raises:
+        InvalidValueError: names the model, and what the libraries that load it say first.
+    """
+    try:
+        from unspool.engines import TorchEngine
+    except ImportError as error:
+        raise MissingExtraError(_NO_TORCH) from error
+
+    adapter = str(embedded_adapter()) if config.adapter == EMBEDDED else config.adapter
+    options: dict[str, Any] = {} if config.max_batch_size is None else {"max_batch_size": config.max_batch_size}
+    try:
+        with quiet_transformers():
+            return TorchEngine.from_pretrained(
+                folder,
+                adapter=adapter,
+                dtype=config.dtype,
+                device=config.device or _gpu(),
+                threads=config.threads,
+                **options,
+            )
+    except MissingExtraError:
+        raise
+    except Exception as error:  # of torch, transformers, safetensors and peft: each has its own
+        first = error.__cause__ if isinstance(error, UnspoolError) and error.__cause__ else error
+        raise InvalidValueError(
+            f"model.path: {folder} cannot be loaded ({type(first).__name__}: {first_line(first)}); "
+            "look at model.path, model.adapter and model.device"
+        ) from error
+
+
+def _gpu() -> str | None:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else None
+
+
+def template_source(config: TemplateConfig) -> str | None:
+    """The Jinja source that the configuration names, if it names one; refuses an unknown parser too."""
+    if config.parser is not None:
+        choose_parser("", "", config.parser)
+    if config.file is None:
+        return None
+    try:
+        return config.file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidValueError(f"template.file: cannot read {config.file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidValueError(f"template.file: {config.file} is no UTF-8 text ({error}); save it as such") from error
+
+
+def load_template(config: TemplateConfig, folder: str) -> ChatTemplate:
+    """The chat template that the configuration describes, with the tokenizer of the folder."""
+    source = template_source(config)
+    try:
+        with quiet_transformers():
+            return ChatTemplate(
+                folder, chat_template=source, parser=config.parser, thinking=config.thinking, **config.kwargs
+            )
+    except UnspoolError:
+        raise
+    except Exception as error:  # of the tokenizers library, for files that are damaged
+        raise InvalidValueError(
+            f"model.path: the tokenizer of {folder} cannot be loaded ({type(error).__name__}: {first_line(error)}); "
+            "look at its files"
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, without the advice below."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
