@@ -194,7 +194,7 @@ def test_switches_can_be_changed_for_one_trajectory() -> None:
 def test_many_switches_are_not_kept_for_ever() -> None:
     template = ChatTemplate(families.load("qwen3"))
     for number in range(200):
-        template.with_kwargs(number=number)
+        template.with_kwargs(enable_thinking=number)
     assert len(template._variants) < 100
 
 
@@ -240,6 +240,19 @@ def test_one_stop_token_is_taken_off_and_no_more() -> None:
     assert template.parse([*ids(template, "a"), IM_END, IM_END]).content == "a<|im_end|>"
     assert template.parse(ids(template, "a<|endoftext|>")).content == "a"
     assert template.parse([]).content == ""
+
+
+@pytest.mark.parametrize("bad", [-1, 151_936, 200_000, 2**31, 2**40, 1.5, float("nan"), "x", None, [7], (1, 2)])
+def test_ids_that_the_tokenizer_does_not_have_are_skipped(bad: Any) -> None:
+    template = chat("qwen3")
+    assert template.vocab_size == len(template.tokenizer.get_vocab()) < 151_936  # type: ignore[attr-defined]
+    call = ids(template, CALL)
+    read = template.parse([bad, *ids(template, "Hi "), bad, *call, bad, IM_END])
+    assert read.content == "Hi "
+    assert [(c.name, c.arguments) for c in read.tool_calls] == [("get_weather", {"city": "Zürich"})]
+    assert read.tool_calls[0].span == (4, 4 + len(call))
+    assert template.parse([*ids(template, "Hi"), bad]).content == "Hi"
+    assert template.parse(ids(template, "Hi"), prompt_ids=[THINK, bad]).reasoning_content == "Hi"
 
 
 def test_two_calls_have_spans_of_their_own_also_behind_split_emoji() -> None:

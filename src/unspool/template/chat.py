@@ -14,10 +14,11 @@ from functools import cached_property
 from typing import Any, Literal, cast
 
 from unspool.template.bridging import Bridge
-from unspool.template.encoding import Encoder, Tokenizer
+from unspool.template.encoding import Encoder, Tokenizer, whole
 from unspool.template.jinja import Renderer
 from unspool.template.messages import Prepared
 from unspool.template.parsers import ParsedCall, ParsedText, ToolParser, choose_parser
+from unspool.template.switches import check_switches, unread
 from unspool.template.thinking import CLOSE, OPEN, split_thinking
 from unspool.template.traits import Traits, dummy_user, find_traits
 from unspool.types import (
@@ -47,7 +48,8 @@ class ChatTemplate:
         parser: name of the tool-call parser; None: chosen from the template's source, then the tokenizer's name.
         thinking: what happens to earlier thinking at a new user turn: `"keep"` it as it was sampled, or follow the
             `"template"` on a new branch. Policies read it; nothing here depends on it.
-        template_kwargs: switches of the template, such as `enable_thinking=False`.
+        template_kwargs: switches of the template, such as `enable_thinking=False`; not `messages`, `tools` or
+            `add_generation_prompt`, which are the conversation's.
 
     Attributes:
         tokenizer: the tokenizer.
@@ -61,7 +63,8 @@ class ChatTemplate:
         MissingExtraError: a name was given and transformers is not installed.
 
     Warns:
-        UserWarning: once, where the template does not know tools, nothing can read its calls, or text gets lost.
+        UserWarning: once, where the template does not know tools, nothing can read its calls, it never reads a
+            switch, or text gets lost.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class ChatTemplate:
     ) -> None:
         if thinking not in ("keep", "template"):
             raise InvalidValueError(f"thinking must be 'keep' or 'template', not {thinking!r}")
+        check_switches(template_kwargs)
         name = tokenizer_or_name if isinstance(tokenizer_or_name, str) else None
         if name is None and not callable(getattr(tokenizer_or_name, "apply_chat_template", None)):
             raise InvalidTypeError(
@@ -89,6 +93,7 @@ class ChatTemplate:
         self._encoder = Encoder(self.tokenizer)
         self._renderer = Renderer(self.source, {**self.tokenizer.special_tokens_map, **template_kwargs})
         self._variants: dict[Any, ChatTemplate] = {}
+        self._warned: set[str] = set()
         self.parser: ToolParser | None = choose_parser(self.source, self._name, parser)
         self._warn_once()
 
@@ -123,10 +128,18 @@ class ChatTemplate:
         """
         return self._bridge(input_ids[-1] if input_ids else None, new_messages, tools or None)
 
-    def with_kwargs(self, **template_kwargs: Any) -> ChatTemplate:
-        """This template with some switches changed. The same switches give the same object."""
+    def with_kwargs(self, /, **template_kwargs: Any) -> ChatTemplate:
+        """This template with some switches changed. The same switches give the same object.
+
+        Raises:
+            InvalidValueError: a name is that of a part of the conversation.
+
+        Warns:
+            UserWarning: once a name, where the template never reads it.
+        """
         if not template_kwargs:
             return self
+        check_switches(template_kwargs)
         merged = {**self.template_kwargs, **template_kwargs}
         if merged == self.template_kwargs:
             return self
@@ -140,6 +153,7 @@ class ChatTemplate:
             found.__dict__.pop("_opens_thinking", None)
             found.template_kwargs = merged
             found._renderer = self._renderer.with_variables(template_kwargs)
+            self._warn_of(self._unread(template_kwargs), stacklevel=3)
             if len(self._variants) >= _VARIANTS:
                 self._variants.clear()
             self._variants[key] = found
@@ -152,8 +166,13 @@ class ChatTemplate:
         """Tokens that end a turn: eos, what this template closes turns with, and headers that models stop on."""
         return self._traits.stops
 
+    @property
+    def vocab_size(self) -> int:
+        """What every token id of the tokenizer is below."""
+        return self._encoder.vocab_size
+
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of the ids, special tokens kept and spaces as they are."""
+        """The text of the ids, special tokens kept and spaces as they are; ids that the tokenizer lacks are skipped."""
         return self._encoder.decode(token_ids)
 
     def parse(
@@ -170,7 +189,7 @@ class ChatTemplate:
                 template's generation prompt decides.
             tools: give types to arguments where the format has none.
         """
-        ids = list(token_ids)
+        ids = _whole(token_ids)
         if ids and (ids[-1] in self._traits.stops or ids[-1] in self._ends_of_text):
             ids.pop()
         text = self.decode(ids)
@@ -199,7 +218,7 @@ class ChatTemplate:
     def _thinking_is_open(self, prompt_ids: Sequence[int] | None) -> bool:
         if prompt_ids is None:
             return self._opens_thinking
-        tail = list(prompt_ids[-_TAIL:])
+        tail = _whole(prompt_ids[-_TAIL:])
         return self._encoder.may_end_in(tail, OPEN[-1]) and _ends_in_thinking(self.decode(tail))
 
     @cached_property
@@ -235,8 +254,18 @@ class ChatTemplate:
             said.append("no parser is known for its tool calls, so none are found (pass parser= to choose one)")
         if self.decode(self._encoder.encode("a b")) == "ab":
             said.append("its tokenizer loses spaces: it was loaded as a class that does not fit its files")
+        self._warn_of([*said, *self._unread(self.template_kwargs)], stacklevel=4)
+
+    def _warn_of(self, said: list[str], stacklevel: int) -> None:
         if said:
-            warnings.warn(f"the chat template of {self._name or 'this tokenizer'}: {'; '.join(said)}", stacklevel=3)
+            what = f"the chat template of {self._name or 'this tokenizer'}: {'; '.join(said)}"
+            warnings.warn(what, stacklevel=stacklevel)
+
+    def _unread(self, switches: Mapping[str, Any]) -> list[str]:
+        """What to say of switches that the template never reads, once of each."""
+        fresh = [name for name in switches if name not in self._warned]
+        self._warned.update(fresh)
+        return unread(fresh, self._renderer.names(), self.tokenizer.special_tokens_map) if fresh else []
 
     # ------------------------------------------------------------------ as an object
 
@@ -251,8 +280,14 @@ class ChatTemplate:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._variants = {}
+        self._variants, self._warned = {}, set(self.template_kwargs)
         self.parser = choose_parser(self.source, self._name, self._parser_name)
+
+
+def _whole(token_ids: Sequence[int]) -> list[int]:
+    """The ids as a list; -1, which no tokenizer has, for what is no whole number."""
+    ids = list(token_ids)
+    return ids if set(map(type, ids)) <= {int} else list(map(whole, ids))
 
 
 def _ends_in_thinking(text: str) -> bool:

@@ -8,6 +8,7 @@ that swallows the whitespace behind it does so, and nothing is ever put in front
 from __future__ import annotations
 
 import json
+import operator
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +34,8 @@ class Tokenizer(Protocol):
 
     def get_added_vocab(self) -> dict[str, int]: ...
 
+    def __len__(self) -> int: ...
+
 
 class Encoder:
     """A tokenizer, and what has to be known of its added tokens.
@@ -40,6 +43,7 @@ class Encoder:
     Attributes:
         added: id of each added token by its text.
         text_of: text of each added token by its id.
+        vocab_size: what every id of the tokenizer is below.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -47,6 +51,7 @@ class Encoder:
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         self.added: dict[str, int] = dict(tokenizer.get_added_vocab())
         self.text_of = {token: text for text, token in self.added.items()}
+        self.vocab_size = max(len(tokenizer), max(self.text_of, default=-1) + 1)
         control = [text for text in self.added if text.strip(" \t\r\n▁")]
         self._firsts = tuple({text[0] for text in control})
         self._pattern = re.compile(_trie_pattern(control)) if control else None
@@ -157,8 +162,17 @@ class Encoder:
     # ------------------------------------------------------------------ decoding
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of the ids: special tokens kept, spaces as they are."""
+        """The text of the ids: special tokens kept, spaces as they are; ids that the tokenizer does not have are none.
+
+        Such ids are whatever is no whole number from 0 to below `vocab_size`.
+        """
         ids = token_ids if isinstance(token_ids, list) else list(token_ids)
+        try:
+            return self._decode(ids)
+        except (TypeError, ValueError, OverflowError, IndexError, KeyError):
+            return self._decode([token for token in map(whole, ids) if 0 <= token < self.vocab_size])
+
+    def _decode(self, ids: list[int]) -> str:
         if self._backend is not None:
             text: str = self._backend.decode(ids, skip_special_tokens=False)
             return text
@@ -252,6 +266,14 @@ def _without_prefix(step: dict[str, Any], inner: str) -> dict[str, Any] | None:
         parts = (_without_prefix(part, inner) for part in step[inner])
         return {**step, inner: [part for part in parts if part is not None]}
     return step
+
+
+def whole(token: object) -> int:
+    """A token id as an int; -1 where it is no whole number."""
+    try:
+        return operator.index(token)  # type: ignore[arg-type]
+    except TypeError:
+        return -1
 
 
 def replace_surrogates(text: str) -> str:

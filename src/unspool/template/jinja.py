@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
@@ -124,6 +124,10 @@ class Renderer:
             return self.render(messages, tools, generation_prompt)
         except TemplateError:
             return None
+
+    def names(self) -> set[str]:
+        """The variables that the template reads, if it is given them."""
+        return meta.find_undeclared_variables(self._template.environment.parse(self.source))
 
     def literals(self) -> list[str]:
         """The short strings that stand in the template's own expressions."""
