@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tests.small import by_session, small_template
+from tests.small import by_session, small_template, small_tokenizer
 from unspool import GenerateRequest
 from unspool.cli import app
-from unspool.cli.config import load_config
+from unspool.cli.config import ModelConfig, load_config
+from unspool.cli.loading import load_engine
 from unspool.cli.run import run
 from unspool.data import read_jsonl, read_parquet, write_parquet
 from unspool.trace import read_trace
-from unspool.types import Trajectory
+from unspool.types import InvalidValueError, Trajectory
 
 ROOT = Path(__file__).parents[2]
 Start = Callable[..., list[Trajectory]]
@@ -193,9 +195,24 @@ def test_what_is_wrong_is_one_sentence_before_anything_is_loaded(
 
 def test_a_folder_that_holds_no_model_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "hollow").mkdir()
-    assert "'hollow'" in refused(tmp_path, **{"model.path": "hollow"})
-    monkeypatch.setattr("unspool.cli.run.load_template", lambda *_: small_template())
+    hollow = tmp_path / "hollow"
+    hollow.mkdir()
+    said = "{} has no {}; give the folder that has it"
+    assert refused(tmp_path, **{"model.path": "hollow"}) == "model.path: " + said.format("hollow", "config.json")
+    assert refused(tmp_path, **{"model.adapter": "hollow"}) == (
+        "model.adapter: " + said.format("hollow", "adapter_config.json")
+    )
+    (hollow / "config.json").write_text("{}", encoding="utf-8")
+    no_tokenizer = "model.path: no tokenizer can be loaded from hollow ("
+    assert refused(tmp_path, **{"model.path": "hollow"}).startswith(no_tokenizer)
+    (hollow / "tokenizer.json").write_text("{", encoding="utf-8")
+    assert refused(tmp_path, **{"model.path": "hollow"}).startswith(no_tokenizer)
+    tokenizer = copy(small_tokenizer())
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(hollow)
+    assert refused(tmp_path, **{"model.path": "hollow"}).endswith("(in a configuration that is template.file)")
+    tokenizer.chat_template = small_template().source
+    tokenizer.save_pretrained(hollow)
     assert refused(tmp_path, **{"model.path": "hollow"}).startswith("model.path: hollow cannot be loaded (")
 
 
@@ -216,6 +233,8 @@ def test_a_name_that_the_hub_does_not_give_is_asked_for_once(tmp_path: Path, mon
         "check the name and the network, or give the folder of a model"
     )
     assert asked == ["owner/model"]
+    with pytest.raises(InvalidValueError, match=r"model\.adapter: owner/lora is neither"):
+        load_engine(ModelConfig(adapter="owner/lora"), str(tmp_path))
     (tmp_path / "snapshot").mkdir()
     kept[0] = str(tmp_path / "snapshot/config.json")
     assert str(tmp_path / "snapshot") in refused(tmp_path, **{"model.path": "owner/model"})
@@ -253,6 +272,7 @@ def test_what_is_refused_leaves_earlier_results_as_they_were(tmp_path: Path, mon
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hollow").mkdir()
+    (tmp_path / "hollow/config.json").write_text("{}", encoding="utf-8")
     refused(tmp_path, **{"output.overwrite": "true", "model.path": "hollow"})
     assert sorted(path for path in (tmp_path / "out").rglob("*")) == before
 

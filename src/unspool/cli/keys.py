@@ -19,6 +19,8 @@ from unspool.cli.config import RunConfig
 def show_keys(console: Console | None = None) -> None:
     """Print key, type, default and meaning of everything that a configuration may hold."""
     table = Table("key", "type", "default", "meaning", box=None, pad_edge=False, header_style="bold")
+    for column in table.columns:
+        column.overflow = "fold"
     table.columns[0].no_wrap = True
     for row in keys():
         table.add_row(*map(Text, row))

@@ -14,24 +14,29 @@ from unspool.engines.embedded import EMBEDDED, embedded_adapter, ensure_embedded
 from unspool.engines.quiet import quiet_transformers
 from unspool.template import ChatTemplate
 from unspool.template.parsers import choose_parser
-from unspool.types import InvalidValueError, MissingExtraError, UnspoolError
+from unspool.types import InvalidValueError, MissingExtraError, TemplateError, UnspoolError
 
 if TYPE_CHECKING:
     from unspool.engines import TorchEngine
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _NO_TORCH = "running a model needs torch and transformers: run `pip install 'unspool[torch]'`"
+_NEEDED = {"path": "config.json", "adapter": "adapter_config.json"}
 _PATIENCE = 10.0  # seconds that the hub may take to say whether it has a model
 
 
 def check_model(config: ModelConfig) -> None:
     """Refuse a model, an adapter or a device that there is not; loads and makes nothing."""
     for key, name in (("path", config.path), ("adapter", config.adapter)):
-        if name is None or name == EMBEDDED or Path(name).is_dir() or _HUB_NAME.fullmatch(name):
+        if name is None or name == EMBEDDED:
             continue
-        raise InvalidValueError(
-            f"model.{key}: {name} is no folder; give the folder of one, {EMBEDDED!r}, or a name such as owner/model"
-        )
+        if Path(name).is_dir():
+            if not (Path(name) / _NEEDED[key]).is_file():
+                raise InvalidValueError(f"model.{key}: {name} has no {_NEEDED[key]}; give the folder that has it")
+        elif not _HUB_NAME.fullmatch(name):
+            raise InvalidValueError(
+                f"model.{key}: {name} is no folder; give the folder of one, {EMBEDDED!r}, or a name such as owner/model"
+            )
     if config.device is not None:
         _check_device(config.device)
 
@@ -57,11 +62,16 @@ def model_folder(path: str) -> str:
     """
     if path == EMBEDDED:
         return str(ensure_embedded_model())
-    return path if Path(path).is_dir() else _of_hub(path)
+    return _found("path", path)
 
 
-def _of_hub(name: str) -> str:
-    """The name where the hub has it; else the folder of an earlier download. Asked once: transformers asks for long."""
+def _found(key: str, name: str) -> str:
+    """A folder, or a name that the hub has; else the folder of an earlier download.
+
+    The hub is asked once: the libraries that load a model would ask for most of a minute where it cannot be reached.
+    """
+    if Path(name).is_dir():
+        return name
     try:
         from huggingface_hub import HfApi, try_to_load_from_cache
     except ImportError as error:
@@ -69,11 +79,11 @@ def _of_hub(name: str) -> str:
     try:
         HfApi().model_info(name, timeout=_PATIENCE)
     except Exception as error:  # of the hub, of its HTTP library (which changes with its version), or a bad name
-        kept = try_to_load_from_cache(name, "config.json")
+        kept = try_to_load_from_cache(name, _NEEDED[key])
         if isinstance(kept, str):
             return str(Path(kept).parent)
         raise InvalidValueError(
-            f"model.path: {name} is neither a folder nor a model that the hub gives ({first_line(error)}); "
+            f"model.{key}: {name} is neither a folder nor a model that the hub gives ({first_line(error)}); "
             "check the name and the network, or give the folder of a model"
         ) from error
     return name
@@ -91,6 +101,7 @@ def load_engine(config: ModelConfig, folder: str) -> TorchEngine:
         raise MissingExtraError(_NO_TORCH) from error
 
     adapter = str(embedded_adapter()) if config.adapter == EMBEDDED else config.adapter
+    adapter = adapter and _found("adapter", adapter)
     options: dict[str, Any] = {} if config.max_batch_size is None else {"max_batch_size": config.max_batch_size}
     try:
         with quiet_transformers():
@@ -140,15 +151,23 @@ def load_template(config: TemplateConfig, folder: str) -> ChatTemplate:
             return ChatTemplate(
                 folder, chat_template=source, parser=config.parser, thinking=config.thinking, **config.kwargs
             )
+    except TemplateError as error:
+        if isinstance(error.__cause__, OSError | ValueError):
+            raise _no_tokenizer(folder, error.__cause__) from error
+        raise InvalidValueError(f"{error} (in a configuration that is template.file)") from error
     except UnspoolError:
         raise
     except Exception as error:  # of the tokenizers library, for files that are damaged
-        raise InvalidValueError(
-            f"model.path: the tokenizer of {folder} cannot be loaded ({type(error).__name__}: {first_line(error)}); "
-            "look at its files"
-        ) from error
+        raise _no_tokenizer(folder, error) from error
+
+
+def _no_tokenizer(folder: str, reason: BaseException) -> InvalidValueError:
+    return InvalidValueError(
+        f"model.path: no tokenizer can be loaded from {folder} ({first_line(reason)}); "
+        "it needs files such as tokenizer.json and tokenizer_config.json"
+    )
 
 
 def first_line(error: BaseException) -> str:
     """What an error of another library says, without the advice below."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".: ")
