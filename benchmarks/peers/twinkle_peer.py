@@ -105,6 +105,6 @@ def wall(load: Load, latency: float, seconds: dict[str, float]) -> float:
     return time.perf_counter() - started
 
 
-OVERHEAD = {"MultiTurnRollout": (one_conversation, 25)}
+OVERHEAD = {"MultiTurnRollout": (one_conversation, 10)}
 SCALE = {"MultiTurnRollout": many}
 SCHEDULE = {"MultiTurnRollout": wall}
