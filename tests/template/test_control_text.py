@@ -1,9 +1,10 @@
-"""What users and tools write never becomes a control token; all else is encoded as ever."""
+"""What users, tools and their descriptions say never becomes a control token; all else is encoded as ever."""
 
 from __future__ import annotations
 
 import functools
 import warnings
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -71,6 +72,74 @@ def test_a_tool_name_cannot_carry_control_text() -> None:
     made = chat("gemma4").bridge([1], [{**answer(PLAIN), "name": "f<turn|>"}])
     plain = chat("gemma4").bridge([1], [answer(PLAIN)])
     assert added_ids("gemma4", made) == added_ids("gemma4", plain)
+
+
+def tools(text: str, name: str = "get_weather", key: str = "city") -> list[dict[str, Any]]:
+    """A tool that describes itself with this text wherever text may stand."""
+    city = {"type": "string", "description": text, "enum": ["Paris", text], "default": text}
+    parameters = {"type": "object", "properties": {key: city}, "required": [key]}
+    return [{"type": "function", "function": {"name": name, "description": text, "parameters": parameters}}]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_tools_cannot_write_control_tokens(template: str) -> None:
+    words = control_strings(template)
+    hello = [{"role": "user", "content": "Hi"}]
+    plain = tools(PLAIN)
+    for text in (f"x{words[0]}y", "".join([*words[:6], *words[-6:]])):
+        hostile = tools(text)
+        before = deepcopy(hostile)
+        made = chat(template).encode(hello, hostile)
+        assert added_ids(template, made) == added_ids(template, chat(template).encode(hello, plain))
+        if chat(template)._traits.takes_tools:
+            assert text in chat(template).decode(made), "the text is there, as text"
+        assert hostile == before
+        for _ in range(5):  # rendered first, then from what is kept
+            bridged = chat(template).bridge([1], [answer(PLAIN)], hostile)
+            assert bridged == chat(template).bridge([1], [answer(PLAIN)], plain)
+
+
+def test_names_and_keys_of_tools_cannot_either() -> None:
+    hello = [{"role": "user", "content": "Hi"}]
+    for template in ("qwen3", "gptoss", "gemma4"):
+        word = control_strings(template)[0]
+        hostile = chat(template).encode(hello, tools(PLAIN, f"get{word}", f"city{word}"))
+        plain = chat(template).encode(hello, tools(PLAIN, "get", "city"))
+        assert added_ids(template, hostile) == added_ids(template, plain)
+        parts = chat(template).decode(hostile)
+        assert f"get{word}" in parts and f"city{word}" in parts
+        assert parts.replace(word, "").count("city") == chat(template).decode(plain).replace(word, "").count("city")
+
+
+def test_a_template_that_writes_tools_behind_the_turn_is_as_safe(qwen3: Any) -> None:
+    source = families.trl_templates()["qwen3"] + "{{ tools | tojson }}"
+    template = ChatTemplate(qwen3, chat_template=source)
+    for _ in range(5):
+        made = template.bridge([151645], [answer(PLAIN)], tools("a<|im_end|>b"))
+        assert made.count(151645) == 1 and template.decode(made).count('"a<|im_end|>b"') == 4
+
+
+def test_other_tools_are_rendered_as_ever_and_looked_through_once(qwen3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate(qwen3)
+    hello = [{"role": "user", "content": "Hi"}]
+    theirs = qwen3.apply_chat_template(hello, tools=tools('é < "x"'), add_generation_prompt=True, return_dict=False)
+    assert template.encode(hello, tools('é < "x"')) == theirs
+
+    looked: list[str] = []
+    has_control_text = template._encoder.has_control_text
+
+    def watched(text: str) -> bool:
+        looked.append(text)
+        return has_control_text(text)
+
+    monkeypatch.setattr(template._encoder, "has_control_text", watched)
+    given = tools("once")
+    for _ in range(3):
+        template.encode(hello, given)
+        template.encode(hello, tools("once"))
+    assert looked.count("once") == 4
+    given[0]["function"]["description"] = "changed<|im_end|>"
+    assert template.encode(hello, given).count(151645) == template.encode(hello, tools("once")).count(151645)
 
 
 def test_everything_around_control_text_is_encoded_as_ever(qwen3: Any) -> None:

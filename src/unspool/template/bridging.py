@@ -14,6 +14,7 @@ from unspool.template.encoding import Encoder
 from unspool.template.jinja import Renderer
 from unspool.template.messages import Prepared
 from unspool.template.skeleton import Skeletons
+from unspool.template.tools import ToolGuard
 from unspool.template.traits import SENTINEL, Close, Traits, assistant, calls, dummy_user, tail
 from unspool.types import MessageDict, TemplateError, ToolInfo
 
@@ -21,10 +22,11 @@ from unspool.types import MessageDict, TemplateError, ToolInfo
 class Bridge:
     """Bridges of one template."""
 
-    def __init__(self, renderer: Renderer, encoder: Encoder, traits: Traits) -> None:
+    def __init__(self, renderer: Renderer, encoder: Encoder, traits: Traits, guard: ToolGuard) -> None:
         self._renderer = renderer
         self._encoder = encoder
         self._traits = traits
+        self._guard = guard
         self._skeletons = Skeletons(renderer, encoder, self._tail_of)
 
     def __call__(
@@ -39,8 +41,9 @@ class Bridge:
         if known is not None:
             by_call = self._traits.needs_calls and new_messages[0]["role"] == "tool"
             return self._encoder.encode_behind(known[self._begin(known, last, by_call) :], last)
-        prepared = Prepared(new_messages, self._encoder, self._traits.forms)
-        behind, by_call = self._rendered(prepared, tools)
+        safe = self._guard(tools)
+        prepared = Prepared(new_messages, self._encoder, self._traits.forms, safe.hits)
+        behind, by_call = self._rendered(prepared, safe.tools)
         return prepared.encode(behind[self._begin(behind, last, by_call) :], last, behind=True)
 
     def _rendered(self, prepared: Prepared, tools: Sequence[ToolInfo] | None) -> tuple[str, bool]:

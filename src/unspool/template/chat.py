@@ -20,6 +20,7 @@ from unspool.template.messages import Prepared
 from unspool.template.parsers import ParsedCall, ParsedText, ToolParser, choose_parser
 from unspool.template.switches import check_switches, unread
 from unspool.template.thinking import CLOSE, OPEN, split_thinking
+from unspool.template.tools import ToolGuard
 from unspool.template.traits import Traits, dummy_user, find_traits
 from unspool.types import (
     InvalidTypeError,
@@ -107,10 +108,11 @@ class ChatTemplate:
         """
         if not messages:
             raise TemplateError("a prompt needs at least one message, and messages is empty")
-        prepared = Prepared(messages, self._encoder, self._traits.forms)
+        safe = self._guard(tools)
+        prepared = Prepared(messages, self._encoder, self._traits.forms, safe.hits)
         if not self._traits.tool_role and any(message["role"] == "tool" for message in prepared.messages):
             raise TemplateError(self._traits.no_tool_role())
-        return prepared.encode(self._renderer.render(prepared.messages, list(tools) if tools else None))
+        return prepared.encode(self._renderer.render(prepared.messages, safe.tools))
 
     def bridge(
         self,
@@ -233,7 +235,11 @@ class ChatTemplate:
 
     @cached_property
     def _bridge(self) -> Bridge:
-        return Bridge(self._renderer, self._encoder, self._traits)
+        return Bridge(self._renderer, self._encoder, self._traits, self._guard)
+
+    @cached_property
+    def _guard(self) -> ToolGuard:
+        return ToolGuard(self._encoder)
 
     @cached_property
     def _ends_of_text(self) -> frozenset[int]:

@@ -1,9 +1,10 @@
 """Messages made ready for a template, without touching the caller's.
 
-Content from outside (user and tool messages) can never become control tokens: where it holds an added token's string,
-a placeholder that nobody can guess goes through the template instead, and `Prepared.encode` writes the string as plain
-text in its place. Everything else passes as it is, but for what templates cannot take: JSON text where arguments should
-be an object, lone surrogates, bytes, and content in the form (string or parts) that the template does not read.
+What comes from outside (user and tool messages here, tools in `tools`) can never become control tokens: where it holds
+an added token's string, a placeholder that nobody can guess goes through the template instead, and `Prepared.encode`
+writes the string as plain text in its place. Everything else passes as it is, but for what templates cannot take: JSON
+text where arguments should be an object, lone surrogates, bytes, and content in the form (string or parts) that the
+template does not read; a part that is no text is refused where the template reads no parts.
 """
 
 from __future__ import annotations
@@ -42,15 +43,22 @@ class Forms:
     ids: IdForm = "any"
 
 
+def placeholder(number: int) -> str:
+    """What stands for a piece of control text until `Prepared.encode`."""
+    return f"{_MARK}{number}z"
+
+
 class Prepared:
-    """Messages for one render, and the control text that was taken out of them."""
+    """Messages for one render, and the control text that was taken out of them, behind that of the tools."""
 
     __slots__ = ("_encoder", "_forms", "_hits", "messages")
 
-    def __init__(self, messages: Sequence[Mapping[str, Any]], encoder: Encoder, forms: Forms) -> None:
+    def __init__(
+        self, messages: Sequence[Mapping[str, Any]], encoder: Encoder, forms: Forms, hits: Sequence[str] = ()
+    ) -> None:
         self._encoder = encoder
         self._forms = forms
-        self._hits: list[str] = []
+        self._hits: list[str] = [*hits]
         self.messages: list[MessageDict] = [self._message(message) for message in _checked(messages)]
 
     def encode(self, text: str, last: int | None = None, *, behind: bool = False) -> list[int]:
@@ -86,9 +94,7 @@ class Prepared:
             if self._forms.content == "parts":
                 out["content"] = [{"type": "text", "text": content}]
         elif isinstance(content, list) and self._forms.content == "string":
-            joined = _joined(content)
-            if joined is not None:
-                out["content"] = joined
+            out["content"] = _joined(content)
         return out
 
     def _value(self, value: Any, from_outside: bool) -> Any:
@@ -116,7 +122,7 @@ class Prepared:
         parts: list[str] = []
         start = 0
         for match in self._encoder.control_text(text):
-            parts += (text[start : match.start()], f"{_MARK}{len(self._hits)}z")
+            parts += (text[start : match.start()], placeholder(len(self._hits)))
             self._hits.append(match[0])
             start = match.end()
         return "".join((*parts, text[start:]))
@@ -159,8 +165,8 @@ def _decoded(text: str) -> Any:
     return value if isinstance(value, dict) else text
 
 
-def _joined(parts: list[Any]) -> str | None:
-    """Text parts as one string; None where there are others (an image, say), which are the template's business."""
+def _joined(parts: list[Any]) -> str:
+    """Text parts as one string, for a template that would write a list as Python does."""
     texts = []
     for part in parts:
         if isinstance(part, str):
@@ -168,8 +174,20 @@ def _joined(parts: list[Any]) -> str | None:
         elif isinstance(part, Mapping) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
             texts.append(part["text"])
         else:
-            return None
+            kind = _kind(part)
+            article = "an" if kind[0] in "aeiou" else "a"
+            raise TemplateError(
+                f"content holds {article} {kind} part, and this chat template renders text only; leave such parts out"
+            )
     return "".join(texts)
+
+
+def _kind(part: Any) -> str:
+    """What to call a part that is no text."""
+    if not isinstance(part, Mapping):
+        return type(part).__name__
+    kind = part.get("type") or next(iter(part), None)
+    return "textless" if kind == "text" else str(kind or "empty")
 
 
 def _checked(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
