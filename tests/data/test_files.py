@@ -299,6 +299,7 @@ def test_arrays_and_plain_facts_are_native_columns(tmp_path: Path) -> None:
     assert types == {
         "id": "string",
         "messages": "string",
+        "tools": "string",
         "user_data": "string",
         "input_ids": "list<int64>",
         "labels": "list<int64>",
