@@ -257,6 +257,14 @@ def test_unreadable_calls_do_not_use_up_the_calls_that_may_run() -> None:
     assert [(e["kind"], e["call_id"]) for e in out["tool_errors"]] == [("bad_json", "call_0_0"), ("limit", "call_0_2")]
 
 
+@pytest.mark.parametrize("switches", [["x"], {1: 2}, {"messages": []}])
+def test_switches_that_are_none_are_that_trajectorys_error(switches: Any) -> None:
+    outs = rollout(script("x"))([user("a", chat_template_kwargs=switches), user("b")])
+    assert [out["stop_reason"] for out in outs] == ["api_error", "stop"]
+    assert outs[0]["error"].startswith(("InvalidTypeError: ", "InvalidValueError: "))
+    assert "switch" in outs[0]["error"] or "chat_template_kwargs" in outs[0]["error"]
+
+
 # ------------------------------------------------------------------ what is no engine
 
 

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from typing import Any
 
 from unspool.episode import Episode
+from unspool.template.switches import check_switches
 from unspool.types import InvalidTypeError, InvalidValueError, MessageDict, ToolInfo, Trajectory
 from unspool.world.protocol import World
 
@@ -138,6 +139,7 @@ def _read(job: Job, trajectory: Trajectory, *, copy: bool) -> None:
     switches = trajectory.get("chat_template_kwargs") or {}
     if not isinstance(switches, Mapping):
         raise InvalidTypeError(f"chat_template_kwargs must be a dict of switches, not {switches!r:.80}")
+    check_switches(switches)
     job.template_kwargs = dict(switches)
 
 

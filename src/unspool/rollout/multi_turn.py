@@ -10,6 +10,7 @@ from unspool.episode import Limits
 from unspool.policy import TokenPolicy
 from unspool.rollout.driver import EpisodeRollout, Worlds
 from unspool.template import ChatTemplate
+from unspool.template.switches import check_switches
 from unspool.trace import TraceWriter
 from unspool.types import InvalidValueError, SamplingParams, Trajectory
 
@@ -79,6 +80,7 @@ class MultiTurnRollout(EpisodeRollout):
         params = SamplingParams.of(sampling_params)
         policy = TokenPolicy(sampler, template, params, extra=extra)
         if chat_template_kwargs:
+            check_switches(chat_template_kwargs)
             policy = policy.with_template_kwargs(**chat_template_kwargs)
         self.template = policy.template
         super().__init__(
