@@ -25,11 +25,12 @@ T = TypeVar("T")
 class Record:
     """One path through the tree of an episode's spans; `fork` makes another path of the same tree."""
 
-    __slots__ = ("_ends", "_spans", "_tree", "cause", "forked_at", "messages", "parent", "tools", "turns")
+    __slots__ = ("_ends", "_joined", "_spans", "_tree", "cause", "forked_at", "messages", "parent", "tools", "turns")
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
         self._ends: list[int] = []
+        self._joined: list[int] | None = None  # the ids of all spans, where such a list is at hand
         self.turns = 0  # sampled turns on this path
         self.messages: list[MessageDict] = []  # the conversation that the tokens stand for
         self.tools: list[ToolInfo] | None = None  # what was on offer; None: not known
@@ -92,6 +93,8 @@ class Record:
     def _append(self, span: Span) -> Span:
         self._ends.append(len(self) + len(span.tokens))
         self._spans.append(span)
+        if self._joined is not None:
+            self._joined += span.tokens
         self.turns += span.origin == "sampled"
         return span
 
@@ -140,7 +143,16 @@ class Record:
 
     @property
     def input_ids(self) -> list[int]:
-        return self.prefix_ids(len(self._spans))
+        return self.prefix_ids(len(self._spans)) if self._joined is None else self._joined.copy()
+
+    def lend_ids(self) -> list[int]:
+        """`input_ids` for one request. Given back with `take_back`, the list need not be made again for the next."""
+        ids, self._joined = self._joined, None
+        return self.prefix_ids(len(self._spans)) if ids is None else ids
+
+    def take_back(self, ids: list[int]) -> None:
+        """What `lend_ids` lent, if nobody else holds it any more; nothing may have been appended in between."""
+        self._joined = ids
 
     def prefix_ids(self, count: int) -> list[int]:
         """The ids of the first `count` spans."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.small import call, ids, say, script, small_template, small_tokenizer
-from unspool import ChatTemplate, Generation, Record, TokenPolicy, calculator
+from unspool import ChatTemplate, Generation, Record, ScriptedEngine, TokenPolicy, calculator
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 U1, U2 = {"role": "user", "content": "12 + 7?"}, {"role": "user", "content": "And 2 * 3?"}
@@ -202,3 +202,35 @@ async def test_thinking_as_the_template_has_it_is_a_branch_and_keeping_it_is_non
     )
     assert branch.input_ids[: -len(say("6"))] == template.encode(conversation[:-1])
     assert root.input_ids[-len(say(said)) :] == say(said)
+
+
+async def test_a_context_that_an_engine_keeps_never_changes_under_it() -> None:
+    kept: list[list[int]] = []
+    copies: list[list[int]] = []
+
+    def reply(request: Any) -> list[int]:
+        kept.append(request.input_ids)
+        copies.append(list(request.input_ids))
+        return say("19")
+
+    policy = TokenPolicy(ScriptedEngine(reply, keep_requests=False), small_template())
+    record, _ = await talk(policy, U1, U2, U1, U2)
+    assert kept == copies
+    assert len({id(ids) for ids in kept}) == 4
+    assert record.input_ids == kept[-1] + say("19")
+
+
+async def test_a_context_that_nobody_keeps_is_not_joined_anew_each_turn() -> None:
+    seen: list[int] = []
+
+    def reply(request: Any) -> list[int]:
+        seen.append(id(request.input_ids))
+        return say("19")
+
+    policy = TokenPolicy(ScriptedEngine(reply, keep_requests=False), small_template())
+    record, _ = await talk(policy, U1, U2, U1)
+    assert seen[1] == seen[2], "the same list went out again"
+    joined = [token for span in record.spans for token in span.tokens]
+    assert record.input_ids == joined
+    record.input_ids.append(0)
+    assert record.input_ids == joined, "a view is the caller's own"

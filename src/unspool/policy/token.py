@@ -8,6 +8,7 @@ again, and nothing recorded is changed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,20 @@ from unspool.policy.protocol import Turn
 from unspool.record import Cause, Origin, Record, token_ids
 from unspool.template import ChatTemplate
 from unspool.types import EngineError, InvalidValueError, Message, MessageDict, RecordError, SamplingParams, ToolInfo
+
+
+def _holders(ids: list[int]) -> int:
+    """CPython's count of the references to a list, as seen from a function that has it in one variable."""
+    return sys.getrefcount(ids)
+
+
+def _alone() -> int:
+    ids = [0]
+    return _holders(ids)
+
+
+_ALONE = _alone()
+"""What `_holders` says of a list that nobody else holds, in this interpreter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +112,14 @@ class TokenPolicy:
         record, room = fed
         if room is not None:
             params = replace(params, max_tokens=min(params.max_tokens or room, room))
-        version, context = self.engine.version, record.input_ids
+        version, context = self.engine.version, record.lend_ids()
         request = GenerateRequest(context, params, session, seed, self.template.stop_token_ids, self.extra)
         generation = await self.engine.generate(request)
         self._check(generation, params.max_tokens)
         message = _with_ids(self.template.parse(generation.tokens, context, offered), record.turns)
+        del request
+        if _holders(context) == _ALONE:  # an engine that keeps what it was given keeps it as it was given
+            record.take_back(context)
         record.append_sampled(
             generation.tokens,
             logprobs=generation.logprobs,
