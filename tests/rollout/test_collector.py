@@ -13,7 +13,7 @@ from unspool.rollout.collector import seldom
 def test_many_episodes_hold_full_collections_back_until_the_last_rollout_ends() -> None:
     before = gc.get_threshold()
     with seldom(5000):
-        assert gc.get_threshold() == (before[0], before[1], 1000)
+        assert gc.get_threshold() == (50_000, before[1], 1000)
         with seldom(5000):
             pass
         assert gc.get_threshold()[2] == 1000

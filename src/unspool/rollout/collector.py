@@ -2,8 +2,8 @@
 
 What an episode makes is freed by its reference counts. A full collection walks every live object all the same: half a
 second for ten thousand live episodes, several times a run, and it finds nothing. So while a rollout has many episodes,
-full collections are made rarer; young objects are collected as ever, and the process's own setting comes back with the
-end of the last such rollout.
+full collections are made rarer, and those of young objects as rare as the number of episodes asks for; the process's
+own setting comes back with the end of the last such rollout.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ _MANY = 1000
 _BETWEEN = 1000
 """Collections of the middle generation between two full ones (CPython's default is 10)."""
 
+_YOUNG = 10
+"""New objects for each episode between two collections of the youngest generation."""
+
 _lock = threading.Lock()
 _running = 0
 _before: tuple[int, int, int] = (0, 0, 0)
@@ -30,19 +33,20 @@ def seldom(episodes: int) -> Iterator[None]:
     if episodes < _MANY:
         yield
         return
-    _enter()
+    _enter(episodes)
     try:
         yield
     finally:
         _leave()
 
 
-def _enter() -> None:
+def _enter(episodes: int) -> None:
     global _running, _before
     with _lock:
         if not _running:
             _before = gc.get_threshold()
-            gc.set_threshold(_before[0], _before[1], max(_before[2], _BETWEEN))
+            young = max(_before[0], _YOUNG * episodes)
+            gc.set_threshold(young, _before[1], max(_before[2], _BETWEEN))
         _running += 1
 
 
