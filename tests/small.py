@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import unspool
-from unspool import ChatTemplate, GenerateRequest, Generation, ScriptedEngine
+from unspool import (
+    ChatTemplate,
+    GenerateRequest,
+    Generation,
+    MultiTurnRollout,
+    ScriptedEngine,
+    ToolManager,
+    calculator,
+)
 
 _TEXT = [
     "You are a helpful assistant that may call tools. What is the weather in Paris today?",
@@ -78,3 +86,12 @@ def by_session(
         return turn if isinstance(turn, Generation) else say(turn)
 
     return ScriptedEngine(reply, **options)
+
+
+CALC = call("calculator", expression="12 + 7")
+
+
+def rollout(engine: Any, tools: Any = "calculator", **options: Any) -> MultiTurnRollout:
+    """A quiet rollout with the small template, and the calculator where no other tools (or None) are given."""
+    manager = ToolManager([calculator]) if tools == "calculator" else tools
+    return MultiTurnRollout(engine, small_template(), manager, progress=False, **options)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.small import by_session, call, ids, say, script, small_template, user
+from tests.small import CALC, by_session, call, ids, rollout, say, script, small_template, user
 from unspool import (
     Generation,
     Limits,
@@ -23,13 +23,6 @@ from unspool import (
     UnspoolError,
     calculator,
 )
-
-CALC = call("calculator", expression="12 + 7")
-
-
-def rollout(engine: Any, tools: Any = "calculator", **options: Any) -> MultiTurnRollout:
-    manager = ToolManager([calculator]) if tools == "calculator" else tools
-    return MultiTurnRollout(engine, small_template(), manager, progress=False, **options)
 
 
 def roles(trajectory: dict[str, Any]) -> list[str]:

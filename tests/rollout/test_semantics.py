@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.small import by_session, call, ids, say, script, small_template, user
+from tests.small import CALC, by_session, call, ids, rollout, say, script, small_template, user
 from unspool import (
     Generation,
     Limits,
@@ -27,13 +27,6 @@ from unspool import (
     run_episode,
     tool,
 )
-
-CALC = call("calculator", expression="12 + 7")
-
-
-def rollout(engine: Any, tools: Any = "calculator", **options: Any) -> MultiTurnRollout:
-    manager = ToolManager([calculator]) if tools == "calculator" else tools
-    return MultiTurnRollout(engine, small_template(), manager, progress=False, **options)
 
 
 def prompt_length(text: str, tools: bool = True) -> int:
