@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from unspool.engines.adapt import as_engine
 from unspool.engines.batching import Batching
+from unspool.engines.minimind import RolloutEngine
 from unspool.engines.protocol import (
     Engine,
     EngineBase,
@@ -19,6 +21,12 @@ from unspool.engines.scripted import ScriptedEngine
 
 if TYPE_CHECKING:
     from unspool.engines.torch import TorchEngine
+    from unspool.engines.torch_rollout import (
+        RolloutResult,
+        TorchRolloutEngine,
+        compute_per_token_logps,
+        create_rollout_engine,
+    )
 
 __all__ = [
     "Batching",
@@ -26,18 +34,29 @@ __all__ = [
     "EngineBase",
     "GenerateRequest",
     "Generation",
+    "RolloutEngine",
+    "RolloutResult",
     "SampleResponse",
     "SampledSequence",
     "Sampler",
     "ScriptedEngine",
     "TorchEngine",
+    "TorchRolloutEngine",
     "as_engine",
+    "compute_per_token_logps",
+    "create_rollout_engine",
 ]
+
+_HEAVY = {
+    "TorchEngine": "unspool.engines.torch",
+    "RolloutResult": "unspool.engines.torch_rollout",
+    "TorchRolloutEngine": "unspool.engines.torch_rollout",
+    "compute_per_token_logps": "unspool.engines.torch_rollout",
+    "create_rollout_engine": "unspool.engines.torch_rollout",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "TorchEngine":
-        from unspool.engines.torch import TorchEngine
-
-        return TorchEngine
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HEAVY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HEAVY[name]), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unspool.engines.batching import Batching
+from unspool.engines.minimind import RolloutSampler
 from unspool.engines.protocol import Engine
 from unspool.types import InvalidTypeError
 
@@ -10,7 +11,7 @@ _PARTS = ("generate", "start", "close", "pause", "resume", "update_weights", "ve
 
 
 def as_engine(value: object) -> Engine:
-    """An engine as it is, a sampler behind `Batching`.
+    """An engine as it is; a sampler, or an object with MiniMind's `rollout(...)`, behind `Batching`.
 
     Raises:
         InvalidTypeError: for anything that does not take and give token ids.
@@ -21,12 +22,15 @@ def as_engine(value: object) -> Engine:
         return value
     if callable(getattr(value, "sample", None)):
         return Batching(value)  # type: ignore[arg-type]
+    if callable(getattr(value, "rollout", None)):
+        return Batching(RolloutSampler(value), logprobs=True)  # type: ignore[arg-type]
     missing = [name for name in _PARTS if not hasattr(value, name)]
     if "generate" not in missing and len(missing) < len(_PARTS) - 1:
         raise InvalidTypeError(
             f"the engine {type(value).__name__} lacks {', '.join(missing)}; see EngineBase for defaults"
         )
     raise InvalidTypeError(
-        f"sampler must be an Engine (token ids in and out) or have sample(batch, sampling_params), "
+        f"sampler must be an Engine (token ids in and out) or have sample(batch, sampling_params) or "
+        f"MiniMind's rollout(...), "
         f"which {type(value).__name__} has not; something that returns text only cannot be recorded token by token"
     )

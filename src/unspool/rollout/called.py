@@ -1,0 +1,194 @@
+"""Tools as one function of a name and arguments, `execute_tool(name, arguments)`, and what goes with it.
+
+`CalledByName` makes a world of such a function, with what a `ToolManager` promises: one answer a call, in call order,
+within its time-out, whatever the function does. `InStep` lets the episodes of a batch go on together where their tools
+answer at once, and holds nobody up where they do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from unspool.template.parsers import PARSERS
+from unspool.template.thinking import CLOSE, OPEN, split_thinking
+from unspool.types import InvalidValueError, Message, ToolCall, ToolInfo
+from unspool.world import Step, Tool, ToolFailure, ToolManager, World
+
+ExecuteTool = Callable[[str, dict[str, Any]], Any]
+"""What a call of this name and these arguments returns, plain or async; None: there is no such tool."""
+
+MAX_CHARS = 2048
+"""Most characters of an answer: a tool may return a number without end."""
+
+NOT_FOUND = '{"error": "tool not found"}'
+
+GRACE = 0.05
+"""Seconds for which an episode whose tools have answered waits for others whose tools began to run meanwhile."""
+
+
+def parse_tool_calls(text: str, parser: str = "hermes") -> list[dict[str, Any]]:
+    """The calls in a turn's text, in their order: dicts with `name` (str) and `arguments` (dict).
+
+    Calls that cannot be read are left out, as are those inside thinking (up to a first `</think>`, or all of it where a
+    `<think>` is never closed). Never raises, whatever the text.
+
+    Args:
+        text: one turn of a model.
+        parser: the format, a name from `unspool.template.parsers.PARSERS`.
+
+    Raises:
+        InvalidValueError: there is no such format.
+    """
+    if parser not in PARSERS:
+        raise InvalidValueError(f"no tool-call parser is called {parser!r}; there are: {', '.join(PARSERS)}")
+    opened = CLOSE in text and OPEN not in text[: text.find(CLOSE)]
+    content = text[split_thinking(text, opened).content_start :]
+    found = PARSERS[parser].parse(content)
+    return [{"name": call.name, "arguments": call.arguments} for call in found.calls if call.status == "ok"]
+
+
+def execute_tool(
+    name: str,
+    arguments: Mapping[str, Any],
+    tools: Mapping[str, Callable[[dict[str, Any]], Any]],
+    *,
+    timeout: float = 1.0,
+) -> Any:
+    """Call `tools[name](arguments)`, blocking, for at most `timeout` seconds; on any thread, without signals.
+
+    Returns:
+        What the tool returned; None where no tool has that name; `{"error": ...}` where it raised or took too long. It
+        then stays behind on a thread of its own, which ends with the process.
+    """
+    function = tools.get(name) if isinstance(name, str) else None
+    if function is None:
+        return None
+    results: SimpleQueue[Any] = SimpleQueue()
+
+    def call() -> None:
+        try:
+            results.put(function(dict(arguments)))
+        except BaseException as error:
+            results.put({"error": f"{name} raised {type(error).__name__}: {error}"})
+
+    threading.Thread(target=call, name=f"unspool-tool-{name[:32]}", daemon=True).start()
+    try:
+        return results.get(timeout=timeout)
+    except Empty:
+        return {"error": f"{name} gave no answer within {timeout:g} s"}
+
+
+class CalledByName:
+    """A world that answers every call with `execute_tool(name, arguments)`.
+
+    What it returns is written as JSON, at most 2,048 characters of it, cut in the middle; None is answered with
+    `{"error": "tool not found"}`. What it raises, and calls that cannot be read, are answered with `Error: ...`.
+
+    Args:
+        execute_tool: see `ExecuteTool`; None: no tool is found.
+        timeout: seconds of a call; None: no limit.
+    """
+
+    def __init__(self, execute_tool: ExecuteTool | None, timeout: float | None = 30.0) -> None:
+        self._execute = execute_tool
+        properties = {"name": {"type": "string"}, "arguments": {"type": "object"}}
+        schema = {"type": "object", "properties": properties, "required": ["name", "arguments"]}
+        one = Tool("execute_tool", "", schema, self._run, timeout=timeout, max_chars=MAX_CHARS)
+        self._manager = ToolManager([one], timeout=timeout)
+
+    def tool_infos(self) -> list[ToolInfo]:
+        """None: what is offered comes with the conversation."""
+        return []
+
+    def wants(self, message: Message) -> bool:
+        """Whether the turn calls anything, well-formed or not."""
+        return bool(message.tool_calls)
+
+    async def step(self, message: Message) -> Step:
+        """Answer every call, all at once, in call order."""
+        calls = message.tool_calls
+        through = tuple(_through(call) for call in calls)
+        step = await self._manager.step(Message(message.content, None, through))
+        failures = [
+            ToolFailure(next((c.name for c in calls if c.id == failure.call_id), failure.name), *_rest(failure))
+            for failure in step.failures
+        ]
+        messages = []
+        for call, answer in zip(calls, step.messages, strict=True):
+            messages.append({**answer, "name": call.name})
+            if answer["content"] == NOT_FOUND:
+                failures.append(ToolFailure(call.name, call.id, "unknown_tool", f"no tool is named {call.name!r}"))
+        return Step(messages, failures)
+
+    def _run(self, name: str, arguments: dict[str, Any]) -> Any:
+        result = None if self._execute is None else self._execute(name, arguments)
+        return _later(result) if inspect.isawaitable(result) else _written(result)
+
+
+def _through(call: ToolCall) -> ToolCall:
+    if call.status != "ok":
+        return call
+    return ToolCall("execute_tool", {"name": call.name, "arguments": call.arguments}, call.id)
+
+
+def _rest(failure: ToolFailure) -> tuple[str, str, str]:
+    return failure.call_id, failure.kind, failure.error
+
+
+async def _later(result: Any) -> str:
+    return _written(await result)
+
+
+def _written(result: object) -> str:
+    return NOT_FOUND if result is None else json.dumps(result, ensure_ascii=False, default=str)
+
+
+class InStep:
+    """A world whose episodes go on together: one call of a batch engine a round, where tools answer at once.
+
+    An episode whose tools have answered waits until those of the others have that began to run meanwhile, for at most
+    `GRACE` seconds; a call that has run for longer is waited for by nobody. One instance serves all episodes of a
+    rollout.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._fresh: set[object] = set()
+        self._none_fresh = asyncio.Event()
+
+    def tool_infos(self) -> list[ToolInfo]:
+        """Those of the world inside."""
+        return self._world.tool_infos()
+
+    def wants(self, message: Message) -> bool:
+        """As the world inside."""
+        return self._world.wants(message)
+
+    async def step(self, message: Message) -> Step:
+        """The answer of the world inside."""
+        mark = object()
+        self._fresh.add(mark)
+        self._none_fresh.clear()
+        lapse = asyncio.get_running_loop().call_later(GRACE, self._ended, mark)
+        try:
+            step = await self._world.step(message)
+        finally:
+            lapse.cancel()
+            self._ended(mark)
+        if self._fresh:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GRACE):
+                    await self._none_fresh.wait()
+        return step
+
+    def _ended(self, mark: object) -> None:
+        self._fresh.discard(mark)
+        if not self._fresh:
+            self._none_fresh.set()
