@@ -20,12 +20,16 @@ XML = (
     "nemotron_3_super nemotron_3_super_training nemotron_3_ultra nemotron_3_ultra_training"
 )
 LLAMA = "llama3_1 llama3_2"
+DEEPSEEK = "deepseekv3 deepseekv3_training deepseek_r1_distill deepseek_r1_distill_training"
+GLM = "glm4moe glm4moe_training"
 PYTHONIC = "lfm2 lfm2_training lfm2_v2 lfm2_v2_training lfm2_2_5 lfm2_2_5_v2 lfm2_2_5_vl"
 EXPECTED = {
     **dict.fromkeys(HERMES.split(), "hermes"),
     **dict.fromkeys(XML.split(), "qwen3_coder"),
     **dict.fromkeys(LLAMA.split(), "llama3_json"),
     **dict.fromkeys(PYTHONIC.split(), "pythonic"),
+    **dict.fromkeys(DEEPSEEK.split(), "deepseek"),
+    **dict.fromkeys(GLM.split(), "glm"),
 }
 
 
@@ -43,7 +47,10 @@ def test_every_template_of_trl_gets_its_parser_or_none(templates: dict[str, str]
 def test_the_template_outweighs_the_name_of_the_tokenizer(templates: dict[str, str]) -> None:
     assert named(choose_parser(templates["llama3_1"], "Qwen/Qwen3-8B")) == "llama3_json"
     assert choose_parser(templates["gptoss"], "Qwen/Qwen3-8B") is None
-    assert choose_parser(templates["glm4moe"], "Qwen/Qwen3-8B") is None
+    assert named(choose_parser(templates["glm4moe"], "Qwen/Qwen3-8B")) == "glm"
+    assert (
+        named(choose_parser(templates["deepseek_r1_distill"], "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B")) == "deepseek"
+    )
     assert choose_parser(templates["gemma4"], "Qwen/Qwen3-8B") is None
 
 
@@ -66,6 +73,18 @@ def test_the_template_of_the_built_in_engine_is_hermes() -> None:
         ("meta-llama/Llama-3.1-8B-Instruct", "llama3_json"),
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "pythonic"),
         ("LiquidAI/LFM2-1.2B", "pythonic"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral"),
+        ("mistralai/Ministral-3-8B-Instruct-2512", "mistral"),
+        ("mistralai/Devstral-Small-2507", "mistral"),
+        ("deepseek-ai/DeepSeek-V3", "deepseek"),
+        ("deepseek-ai/DeepSeek-V3.1", "deepseek"),
+        ("deepseek-ai/DeepSeek-R1-0528", "deepseek"),
+        ("zai-org/GLM-4.5-Air", "glm"),
+        ("zai-org/GLM-5", "glm"),
+        ("moonshotai/Kimi-K2-Instruct", "kimi_k2"),
+        ("moonshotai/Kimi-Dev-72B", None),
+        ("zai-org/glm-4-9b-chat", None),
+        ("deepseek-ai/DeepSeek-V3.2", None),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", None),
         ("openai/gpt-oss-20b", None),
         ("someone/something", None),
@@ -77,7 +96,7 @@ def test_a_template_that_shows_nothing_leaves_the_choice_to_the_name(name: str, 
 
 
 def test_a_parser_can_be_named() -> None:
-    assert set(PARSERS) == {"hermes", "qwen3_coder", "llama3_json", "pythonic"}
+    assert {"hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek", "glm", "kimi_k2"} <= set(PARSERS)
     for name, parser in PARSERS.items():
         assert choose_parser("<tool_call> arguments", "gpt-oss", name) is parser
         assert isinstance(parser, ToolParser)

@@ -21,7 +21,34 @@ XML = (
 )
 LLAMA = '{"name": "f", "parameters": {"x": "a\\"b"}}; {"name": "g", "parameters": {}}<|python_tag|>h.call(a="b")'
 PYTHONIC = "Hi <|tool_call_start|>[f(x='a\\'b', n=[1, {'k': True}]), g()]<|tool_call_end|> so"
-VALID = {"hermes": HERMES, "qwen3_coder": XML, "llama3_json": LLAMA, "pythonic": PYTHONIC}
+MISTRAL = (
+    'Hi [TOOL_CALLS] [{"name": "f", "arguments": {"x": "a\\"b"}, "id": "012345678"}, {"name": "g", "arguments": {}}] so'
+    '[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{"x": "a\\"b", "n": [1, {}]}[TOOL_CALLS]g[ARGS]{}'
+)
+DEEPSEEK = (
+    "Hi <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+    '{"x": "a\\"b", "n": [1, {}]}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}'
+    '\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜> so <｜tool▁call▁begin｜>f<｜tool▁sep｜>{"x": "y"}<｜tool▁call▁end｜>'
+)
+GLM = (
+    "Hi\n<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>a\n</arg_value>\n<arg_key>n</arg_key>\n<arg_value>[1]</arg_value>\n"
+    "</tool_call>\n<tool_call>g\n</tool_call> so <tool_call>g<arg_key>k</arg_key><arg_value>1</arg_value></tool_call>"
+)
+KIMI = (
+    "Hi <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+    '{"x": "a\\"b", "n": [1, {}]}<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{}'
+    "<|tool_call_end|><|tool_calls_section_end|> so"
+)
+VALID = {
+    "hermes": HERMES,
+    "qwen3_coder": XML,
+    "llama3_json": LLAMA,
+    "pythonic": PYTHONIC,
+    "mistral": MISTRAL,
+    "deepseek": DEEPSEEK,
+    "glm": GLM,
+    "kimi_k2": KIMI,
+}
 TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
@@ -36,6 +63,10 @@ PIECES = (
     "<|python_tag|>", "<|tool_call_start|>", "<|tool_call_end|>", "[", "]", "(", ")", "{", "}", '"name"', '"arguments"',
     '"parameters"', '"f"', ":", ",", "=", "'", '"', "\\", "1", "-", ".", "e", "null", "true", "NaN", "\\u12", "\ud800",
     "é", "#", ";", "r'", '"""', "<think>", "\x00",
+    "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "```json", "```", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
+    "<|tool_call_argument_begin|>", "functions.f:0",
 )  # fmt: skip
 
 parsers = pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
@@ -140,8 +171,26 @@ def hostile() -> dict[str, str]:
         '"" ',
         "'''",
         '"a": 1, ',
+        "[TOOL_CALLS]f[ARGS]{",
+        '[TOOL_CALLS]f[ARGS]{"a": "',
+        '[TOOL_CALLS]f[ARGS]{"a": "\\x',
+        "[TOOL_CALLS]f[ARGS]{} ",
+        "[TOOL_CALLS][{",
+        '{"name": "f"}, ',
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{",
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{} ",
+        '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "',
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}x<｜tool▁call▁end｜>",
+        "<tool_call>f<arg_key>x</arg_key><arg_value>",
+        "<tool_call>f<arg_key>x</arg_key><arg_value>1</arg_value>",
+        "<arg_key>x</arg_key><arg_value>1</arg_value>",
+        "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{",
+        '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": "\\',
     ]
     openings = ("", "<tool_call>", '<tool_call>{"name": "', "[f(a=", "<|tool_call_start|>[f(a=", '{"name": "f", ')
+    openings += ("[TOOL_CALLS][", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>", "<tool_call>f<arg_key>x</arg_key><arg_value>")
     chosen = random.Random(0).choices(openings, k=len(units))
     texts = {f"{unit!a} on end": unit * (size // len(unit)) for unit in units}
     for unit, opening in zip(units, chosen, strict=True):

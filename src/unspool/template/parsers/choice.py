@@ -13,13 +13,26 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from unspool.template.parsers.base import ToolParser
+from unspool.template.parsers.deepseek import DeepSeekParser
+from unspool.template.parsers.glm import GlmParser
 from unspool.template.parsers.hermes import HermesParser
+from unspool.template.parsers.kimi import KimiParser
 from unspool.template.parsers.llama3_json import Llama3JsonParser
+from unspool.template.parsers.mistral import MistralParser
 from unspool.template.parsers.pythonic import PythonicParser
 from unspool.template.parsers.qwen3_coder import Qwen3CoderParser
 from unspool.types import InvalidValueError
 
-_ALL: tuple[ToolParser, ...] = (HermesParser(), Qwen3CoderParser(), Llama3JsonParser(), PythonicParser())
+_ALL: tuple[ToolParser, ...] = (
+    HermesParser(),
+    Qwen3CoderParser(),
+    Llama3JsonParser(),
+    PythonicParser(),
+    MistralParser(),
+    DeepSeekParser(),
+    GlmParser(),
+    KimiParser(),
+)
 
 PARSERS: Mapping[str, ToolParser] = MappingProxyType({parser.name: parser for parser in _ALL})
 """Every parser by its name."""
@@ -39,14 +52,14 @@ FORMATS: tuple[Format, ...] = (
     Format(("<|tool_list_start|>",), "pythonic"),  # LFM2, first templates: calls are left to the content
     Format(("[func_name1(",), "pythonic"),  # Llama 4 and 3.2 with pythonic instructions
     Format(("<|tool_call>",), None),  # Gemma 4
-    Format(("<arg_key>",), None),  # GLM
+    Format(("<arg_key>",), "glm"),  # GLM 4.5 and later
     Format(("<|channel|>",), None),  # gpt-oss
     Format(("<atem:",), None),  # Muse
-    Format(("tool▁call",), None),  # DeepSeek V3 and R1
+    Format(("tool▁call",), "deepseek"),  # DeepSeek V3, R1, V3.1
     Format(("｜DSML｜",), None),  # DeepSeek V3.2 and later
-    Format(("<|tool_call_begin|>",), None),  # Kimi K2
+    Format(("<|tool_call_begin|>",), "kimi_k2"),  # Kimi K2
     Format(("<invoke name=",), None),  # MiniMax M2
-    Format(("[TOOL_CALLS]",), None),  # Mistral
+    Format(("[TOOL_CALLS]",), "mistral"),  # Mistral
     Format(("<|START_ACTION|>",), None),  # Cohere Command
     Format(("<|tool_call|>",), None),  # Granite, Phi-4-mini
     Format(("<function_calls>",), None),  # OLMo 3
@@ -63,7 +76,11 @@ NAMES: tuple[tuple[re.Pattern[str], str | None], ...] = tuple(
     for pattern, parser in (
         (r"hermes", "hermes"),  # before the family that it was made from
         (r"qwen-?3[-_.]?coder|qwen-?3\.[5-9]|nemotron[-_]?3", "qwen3_coder"),
-        (r"deepseek|gpt-?oss|gemma|glm-?\d|kimi|mi[ns]tral|command-?[ra]|minimax|granite|phi-?\d|olmo", None),
+        (r"mi(?:ni)?stral|mixtral|magistral|devstral", "mistral"),
+        (r"deepseek[-_]?(?:v3(?!\.[2-9])|r1(?!-distill))", "deepseek"),
+        (r"glm-?(?:4\.[5-9]|5)", "glm"),
+        (r"kimi-?k2", "kimi_k2"),
+        (r"deepseek|gpt-?oss|gemma|glm-?\d|kimi|command-?[ra]|minimax|granite|phi-?\d|olmo", None),
         (r"lfm-?2|llama-?4", "pythonic"),
         (r"qwen-?2\.5|qwen-?3|qwq|minimind", "hermes"),
         (r"llama-?3", "llama3_json"),

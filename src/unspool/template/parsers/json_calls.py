@@ -22,6 +22,9 @@ MAX_DEPTH = 100
 MAX_DIGITS = 4000
 """Longest integer: Python refuses to convert more than 4,300 digits to or from text."""
 
+STRING = r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)'
+"""Pattern of a string, with whatever escapes, or of one that the text does not close (with `re.DOTALL`)."""
+
 _WINDOW = 4096
 
 _BLANK = re.compile(r"[ \t\n\r]*+")

@@ -32,16 +32,21 @@ def functions(tools: Sequence[ToolInfo] | None) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-def typed(text: str, parameter: str, schema: Mapping[str, Any]) -> Any:
+def typed(text: str, parameter: str, schema: Mapping[str, Any], *, untyped_json: bool = False) -> Any:
     """The value of `parameter` that `text` writes, by the tool's parameters `schema`.
 
     Types are tried from the narrowest to the widest: null, boolean, integer, number, object and list, string.
+    `untyped_json`: where the schema names no type, text that is JSON (other than a string) is decoded.
 
     Raises:
         InvalidValueError: the schema wants an object or a list and no string, and the text is not one in JSON.
     """
     types = _types(_property(parameter, schema), schema, _MAX_HOPS)
     word = text.strip()
+    if untyped_json and not types:
+        decoded = decode_at(word, 0)
+        whole = decoded.error is None and decoded.end == len(word)
+        return text if not whole or isinstance(decoded.value, str) else decoded.value
     lowered = word.lower() if len(word) <= 5 else ""
     if "null" in types and lowered in ("null", "none"):
         return None
