@@ -13,11 +13,10 @@ import copy
 import difflib
 import inspect
 import math
-import sys
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from unspool.loop import run_sync
@@ -33,10 +32,12 @@ from unspool.types import (
     decode_arguments,
 )
 from unspool.world.output import Rendered, clean, render, render_stream, shorten
-from unspool.world.protocol import Step, ToolFailure, tool_answer
+from unspool.world.protocol import Step, StepResult, ToolFailure, tool_answer
 from unspool.world.tool import Tool, check_limits, tool
+from unspool.world.waiting import EAGER, lapse, leave, start_eagerly, wait_until
 
 _MAX_ERROR_CHARS = 2_000
+_OVER = "not run: an earlier call of this turn ended the episode"
 
 
 class _Answer(NamedTuple):
@@ -45,6 +46,7 @@ class _Answer(NamedTuple):
     content: str
     kind: str | None = None
     error: str = ""
+    result: StepResult | None = None
 
 
 class _Later(NamedTuple):
@@ -172,19 +174,17 @@ class ToolManager:
         return bool(message.tool_calls)
 
     async def step(self, message: Message) -> Step:
-        """Answer every call of a turn, all at once, in call order."""
+        """Answer every call of a turn, all at once, in call order; where one acts on an environment, one by one."""
         calls = message.tool_calls
         if len(calls) == 1:
-            answers = [await self._answer(calls[0])]
-        else:
-            answers = await asyncio.gather(*(self._answer(call) for call in calls))
-        messages: list[MessageDict] = []
-        failures = []
-        for call, answer in zip(calls, answers, strict=True):
-            messages.append(tool_answer(call, answer.content))
-            if answer.kind is not None:
-                failures.append(ToolFailure(call.name, call.id, answer.kind, answer.error))
-        return Step(messages, failures)
+            return _step(calls, [await self._answer(calls[0])])
+        if not any(one.in_order for call in calls if (one := self._tools.get(call.name)) is not None):
+            return _step(calls, await asyncio.gather(*(self._answer(call) for call in calls)))
+        answers: list[_Answer] = []
+        for call in calls:
+            over = any(answer.result is not None and answer.result.done for answer in answers)
+            answers.append(_failed("limit", _OVER) if over else await self._answer(call))
+        return _step(calls, answers)
 
     async def call(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> str:
         """The answer to one call, as the model would read it; `arguments` is an object or JSON text."""
@@ -262,29 +262,17 @@ class ToolManager:
 
     async def _on_thread(self, produce: Callable[[], _Answer | _Later], seconds: float | None) -> Any:
         running = THREADS.start(produce)
-        lapse = _lapse(running.future, seconds)
+        timer = lapse(running.future, seconds)
         result = None
         try:
             result = await running.future
         finally:
-            if lapse is not None:
-                lapse.cancel()
+            if timer is not None:
+                timer.cancel()
             # Late or cancelled: either way nobody will take the result.
             if result is None and running.abandon():
                 self._abandoned += 1
         return result
-
-
-def _lapse(future: asyncio.Future[Any], seconds: float | None) -> asyncio.TimerHandle | None:
-    """Settle `future` with None after `seconds`, unless it is settled by then."""
-    if seconds is None:
-        return None
-
-    def settle() -> None:
-        if not future.done():
-            future.set_result(None)
-
-    return future.get_loop().call_later(seconds, settle)
 
 
 _SCALARS = frozenset({str, int, float, bool, type(None)})
@@ -301,13 +289,9 @@ def _produce(name: str, function: Callable[[], Any], limit: int, deadline: float
         value = function()
         if inspect.isawaitable(value) or isinstance(value, AsyncIterator):
             return _Later(value)
-        return _shown(name, render(value, limit, deadline))
+        return _read(name, value, limit, deadline)
     except BaseException as error:
         return _raised(name, error)
-
-
-_lingering: set[asyncio.Task[Any]] = set()
-"""Cancelled calls until they end: the loop alone would let them be collected half-way."""
 
 
 async def _on_loop(name: str, function: Callable[[], Any], limit: int, seconds: float | None) -> _Answer | None:
@@ -323,22 +307,20 @@ async def _on_loop(name: str, function: Callable[[], Any], limit: int, seconds: 
             value = function()
             if isinstance(value, AsyncIterator):
                 return _shown(name, await render_stream(value, limit))
-            return _shown(name, render(await value, limit))
+            return _read(name, await value, limit)
         except BaseException as error:
             return _raised(name, error)
 
     loop = asyncio.get_running_loop()
-    task = _start(loop, produce())
+    task = start_eagerly(loop, produce())
     try:
-        if not _EAGER:
+        if not EAGER:
             await asyncio.sleep(0)  # its first step, in which quick tools end: for those no timer is set
         if not task.done():
-            await _settled(task, seconds)
+            await wait_until(task, seconds)
     finally:
         if not task.done():
-            _lingering.add(task)
-            task.add_done_callback(_lingering.discard)
-            task.cancel()
+            leave(task)
     if not task.done():
         return None
     if task.cancelled():  # before its first step, by something that cancels all tasks
@@ -346,31 +328,28 @@ async def _on_loop(name: str, function: Callable[[], Any], limit: int, seconds: 
     return task.result()
 
 
-async def _settled(task: asyncio.Task[Any], seconds: float | None) -> None:
-    """Wait until the task is done or its time is over; it is not touched, whatever becomes of the wait."""
-    settled: asyncio.Future[None] = task.get_loop().create_future()
-
-    def settle(_: object) -> None:
-        if not settled.done():
-            settled.set_result(None)
-
-    task.add_done_callback(settle)
-    lapse = _lapse(settled, seconds)
-    try:
-        await settled
-    finally:
-        if lapse is not None:
-            lapse.cancel()
-
-
-_EAGER = sys.version_info >= (3, 12)
+def _step(calls: Sequence[ToolCall], answers: Sequence[_Answer]) -> Step:
+    """The answers of a turn, with what environments said of it."""
+    messages: list[MessageDict] = []
+    failures = []
+    done, reward, info = False, None, {}
+    for call, answer in zip(calls, answers, strict=True):
+        messages.append(tool_answer(call, answer.content))
+        if answer.kind is not None:
+            failures.append(ToolFailure(call.name, call.id, answer.kind, answer.error))
+        if answer.result is not None:
+            done = done or answer.result.done
+            info.update(answer.result.info)
+            if answer.result.reward is not None:
+                reward = (reward or 0.0) + answer.result.reward
+    return Step(messages, failures, done, reward, info)
 
 
-def _start(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, _Answer]) -> asyncio.Task[_Answer]:
-    """A task that runs up to its first wait at once, where Python can do that: most tools that are quick end there."""
-    if sys.version_info >= (3, 12):
-        return asyncio.Task(work, loop=loop, eager_start=True)
-    return loop.create_task(work)
+def _read(name: str, value: object, limit: int, deadline: float | None = None) -> _Answer:
+    """A result as an answer; of an environment's, the model reads the observation."""
+    if isinstance(value, StepResult):
+        return _shown(name, render(value.observation, limit, deadline))._replace(result=value)
+    return _shown(name, render(value, limit, deadline))
 
 
 def _shown(name: str, rendered: Rendered) -> _Answer:

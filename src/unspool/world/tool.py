@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 from unspool.types import InvalidTypeError, InvalidValueError, ToolInfo
 from unspool.world import schema
@@ -45,6 +45,9 @@ class Tool:
     function: Callable[..., Any] = field(repr=False)
     timeout: float | None = None
     max_chars: int | None = None
+
+    in_order: ClassVar[bool] = False
+    """Whether the calls of a turn that has one of this tool are run one after another."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):

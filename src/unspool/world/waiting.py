@@ -1,0 +1,62 @@
+"""Waiting for one thing with a time limit, without touching it: no cancellation is confused with another.
+
+`asyncio.wait_for` cancels what it waits for; here a wait that ends, by time or from outside, leaves the work alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+EAGER = sys.version_info >= (3, 12)
+
+
+def lapse(future: asyncio.Future[Any], seconds: float | None) -> asyncio.TimerHandle | None:
+    """Settle `future` with None after `seconds`, unless it is settled by then."""
+    if seconds is None:
+        return None
+
+    def settle() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    return future.get_loop().call_later(seconds, settle)
+
+
+async def wait_until(task: asyncio.Task[Any], seconds: float | None) -> None:
+    """Wait until the task is done or its time is over; it is not touched, whatever becomes of the wait."""
+    settled: asyncio.Future[None] = task.get_loop().create_future()
+
+    def settle(_: object) -> None:
+        if not settled.done():
+            settled.set_result(None)
+
+    task.add_done_callback(settle)
+    timer = lapse(settled, seconds)
+    try:
+        await settled
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+def start_eagerly(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task that runs up to its first wait at once, where Python can do that: most tools that are quick end there."""
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=loop, eager_start=True)
+    return loop.create_task(work)
+
+
+_lingering: set[asyncio.Task[Any]] = set()
+"""Cancelled work until it ends: the loop alone would let it be collected half-way."""
+
+
+def leave(task: asyncio.Task[Any]) -> None:
+    """Cancel a task without waiting for it."""
+    _lingering.add(task)
+    task.add_done_callback(_lingering.discard)
+    task.cancel()
