@@ -7,8 +7,10 @@ What this module promises:
 - Requests from any number of event loops share one thread and one batch, which rows join and leave between steps.
 - Each request has its own random numbers. In float32 the same request with the same seed gives the same tokens
   whatever runs beside it; in bfloat16 the size of the batch changes the arithmetic, and with it the tokens.
+- The keys and values of a conversation are kept between its turns (`GenerateRequest.session`): a turn computes what
+  is new in it. Tokens and log-probabilities are those of a turn computed whole, to rounding.
 - After new weights every token comes from a forward pass of those weights alone: what was cached of the running
-  rows is computed anew.
+  rows is computed anew, and what was kept between turns is dropped.
 - A forked child has a thread of its own, made at its first request. An engine pickles as where it was loaded from.
 """
 
@@ -53,6 +55,8 @@ class TorchEngine(EngineBase):
         tokenizer: needed for stop strings only.
         max_batch_tokens: most tokens, padding included, in one forward pass and its cache.
         max_batch_size: most rows in the batch.
+        max_kept_tokens: most tokens whose keys and values are kept between the turns of conversations; 0: none,
+            each turn is computed from its first token on; None: as many as `max_batch_tokens`.
         version: of the weights as they are.
         stop_token_ids: end a turn where a request names none; None: the model's own end tokens.
         threads: CPU threads of the computation; None: as torch has it.
@@ -68,6 +72,7 @@ class TorchEngine(EngineBase):
         tokenizer: Decoder | None = None,
         max_batch_tokens: int = 65_536,
         max_batch_size: int = 128,
+        max_kept_tokens: int | None = None,
         version: int = 0,
         stop_token_ids: Iterable[int] | None = None,
         threads: int | None = None,
@@ -75,6 +80,8 @@ class TorchEngine(EngineBase):
         for name, value in (("max_batch_tokens", max_batch_tokens), ("max_batch_size", max_batch_size)):
             if value < 1:
                 raise InvalidValueError(f"{name} must be at least 1, not {value}")
+        if max_kept_tokens is not None and max_kept_tokens < 0:
+            raise InvalidValueError(f"max_kept_tokens must be at least 0 (keep nothing), not {max_kept_tokens}")
         _check_kind(model)
         if device is not None:
             model.to(device)
@@ -85,6 +92,7 @@ class TorchEngine(EngineBase):
         self._stops = frozenset(_end_tokens(model) if stop_token_ids is None else stop_token_ids)
         self._max_batch_tokens = max_batch_tokens
         self._max_batch_size = max_batch_size
+        self._max_kept_tokens = max_batch_tokens if max_kept_tokens is None else max_kept_tokens
         self._threads = threads
         self._version = version
         self._weights = Weights(model)
@@ -207,6 +215,7 @@ class TorchEngine(EngineBase):
                     Model(self.model),
                     max_batch_tokens=self._max_batch_tokens,
                     max_batch_size=self._max_batch_size,
+                    max_kept_tokens=self._max_kept_tokens,
                     version=self._version,
                     threads=self._threads,
                 )
@@ -276,6 +285,7 @@ class TorchEngine(EngineBase):
             limit=self._limit(len(prompt), params.max_tokens),
             random=stream(request.seed),
             resolve=lambda _: None,
+            session=request.session,
             stop_strings=strings,
             wants_raw=params.logprobs is not None or bool(request.extra.get("raw_logprobs")),
         )

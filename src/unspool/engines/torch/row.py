@@ -61,6 +61,7 @@ class Row:
     limit: int  # most new tokens
     random: random.Random
     resolve: Callable[[Generation | EngineError], None]  # called once, from the thread of the engine
+    session: str = ""  # its cache is kept under this name; none: not at all
     stop_strings: StopStrings | None = None
     wants_raw: bool = False
     tokens: list[int] = field(default_factory=list)
@@ -79,6 +80,11 @@ class Row:
     def ids(self) -> list[int]:
         """Prompt and answer so far."""
         return self.prompt + self.tokens
+
+    def last(self, count: int) -> list[int]:
+        """The last `count` of `ids`; all where there are fewer."""
+        missing = count - len(self.tokens)
+        return self.prompt[-missing:] + self.tokens if missing > 0 else self.tokens[-count:]
 
     @property
     def length(self) -> int:
@@ -124,3 +130,13 @@ class Row:
         """Hand an error to whoever waits for an answer."""
         self.done = True
         self.resolve(error)
+
+
+def failure(row: Row, error: Exception) -> EngineError:
+    """What whoever waits for the row is told when something raised."""
+    told = EngineError(
+        f"a row of {row.length} tokens failed ({type(error).__name__}: {error}); "
+        "if memory ran out, allow less in a batch (max_batch_tokens, max_batch_size)"
+    )
+    told.__cause__ = error
+    return told

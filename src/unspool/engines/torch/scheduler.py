@@ -7,6 +7,8 @@ What this module promises:
   leave, and new rows join.
 - No forward pass holds more than `max_batch_tokens` (rows x width of the cache after it) or `max_batch_size` rows.
   Rows are let in with some room to grow; where it runs out, the newest row waits and is prefilled again later.
+- The cache of a row that ends is kept for the next turn of its session, which is fed its new tokens alone. New weights
+  drop all that is kept; where memory runs out it goes first.
 - A row's fate is its own. A forward pass that fails is tried again row by row (with half the tokens where memory ran
   out), a row whose logits are unusable fails alone, and the thread lives on until it is stopped.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -25,9 +28,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unspool.engines.torch.batch import Batch, Model
-from unspool.engines.torch.row import Alternatives, Row
-from unspool.engines.torch.sampling import Draw, SamplingPlan, choices, draw, wide
+from unspool.engines.torch.batch import Batch, Model, Newcomer
+from unspool.engines.torch.kept import KeptCaches
+from unspool.engines.torch.row import Row, failure
+from unspool.engines.torch.sampling import SamplingPlan
+from unspool.engines.torch.step import plan_for, sample
 from unspool.types import EngineError
 
 _log = logging.getLogger(__name__)
@@ -35,12 +40,31 @@ _log = logging.getLogger(__name__)
 _HEADROOM = 64
 """Tokens of growth that must fit for a row to be let in beside others."""
 
+_SLACK = 32
+"""Tokens that a row may have to be fed beyond twice its new ones, so that it is prefilled together with others."""
+
+_QUIET = 0.002
+"""Seconds without a new request after which nobody waits for the next turns of rows that have just ended."""
+
+_FIRST = 0.0005
+"""The same for the first request of an idle engine: others may be on their way from the same loop."""
+
+_LONGEST = 0.02
+"""Seconds that such a wait lasts at most, however steadily requests come."""
+
 
 class Scheduler:
     """Rows in, answers out; see the module's docstring. Its methods may be called from any thread."""
 
     def __init__(
-        self, model: Model, *, max_batch_tokens: int, max_batch_size: int, version: int, threads: int | None
+        self,
+        model: Model,
+        *,
+        max_batch_tokens: int,
+        max_batch_size: int,
+        max_kept_tokens: int,
+        version: int,
+        threads: int | None,
     ) -> None:
         self.version = version
         self._model = model
@@ -53,6 +77,8 @@ class Scheduler:
         self._stopping = False
         self._paused = False
         self._batch = Batch(model)
+        self.kept = KeptCaches(max_kept_tokens)
+        self._ended = 0  # rows that have ended since somebody last waited for their next turns
         self._plan: SamplingPlan | None = None
         self.ended: Future[None] = Future()
         self.ended.set_running_or_notify_cancel()  # nobody who waits for it can cancel it
@@ -98,6 +124,7 @@ class Scheduler:
     def refresh(self, version: int) -> None:
         """The weights have changed (called within a command): rows go on from a cache made with the new ones."""
         self.version = version
+        self.kept.clear()
         self._requeue(list(self._batch.rows))
 
     def ask_to_stop(self) -> None:
@@ -128,7 +155,7 @@ class Scheduler:
                 rows = list(self._batch.rows)
                 self._clear()
                 for row in rows:
-                    row.fail(_failure(row, error))
+                    row.fail(failure(row, error))
         self._shut_down()
         self.ended.set_result(None)
 
@@ -165,6 +192,7 @@ class Scheduler:
 
     def _forward(self) -> None:
         """One forward pass, if there is anything to pass."""
+        self._gather()
         newcomers = self._next_rows()
         if newcomers:
             self._prefill(newcomers)
@@ -172,38 +200,72 @@ class Scheduler:
             self._make_room()
             self._decode()
 
-    def _next_rows(self) -> list[Row]:
-        """Rows to prefill now: from the head of the queue, those that fit and are of like length."""
+    def _gather(self) -> None:
+        """Let requests that are about to come be prefilled together, where hardly anything runs meanwhile.
+
+        Those are the next turns of rows that have just ended, tools being quick, and the first ones of a rollout. One
+        conversation by itself is never waited for: as many requests have come as rows have ended.
+        """
+        with self._wake:
+            if not self._waiting and not self._batch.rows:
+                return
+            ended, self._ended = self._ended, 0
+            if self._batch.rows and ended < len(self._batch.rows):
+                return
+            wanted = min(ended or self._max_rows, self._max_rows)
+            latest = time.monotonic() + _LONGEST
+            while (there := len(self._waiting)) < wanted and time.monotonic() < latest:
+                self._wake.wait_for(
+                    lambda there=there: len(self._waiting) > there or self._commands or self._stopping,  # type: ignore[misc]
+                    _QUIET if ended else _FIRST,
+                )
+                if len(self._waiting) <= there:
+                    return
+
+    def _next_rows(self) -> list[Newcomer]:
+        """Rows to prefill now: from the head of the queue, those that fit and have about as much to be fed."""
         with self._wake:
             if not self._waiting:
                 return []
-            head = self._waiting[0]
-            if head.alone or any(row.alone for row in self._batch.rows):
-                if self._batch.rows:
-                    return []
-                return [self._waiting.popleft()]
-            chosen = self._companions(head)
-            taken = set(map(id, chosen))
+            if self._waiting[0].alone or any(row.alone for row in self._batch.rows):
+                return [] if self._batch.rows else [Newcomer(self._waiting.popleft())]
+            chosen = self._companions()
+            taken = {id(one.row) for one in chosen}
             if taken:
                 self._waiting = deque(row for row in self._waiting if id(row) not in taken)
-            return chosen
+        for one in chosen:
+            if one.kept is not None:
+                self.kept.take(one.row.session)
+        return chosen
 
-    def _companions(self, head: Row) -> list[Row]:
+    def _companions(self) -> list[Newcomer]:
         """The head of the queue and those after it that fit into the batch beside all that are in it."""
-        chosen: list[Row] = []
+        chosen: list[Newcomer] = []
+        sessions: set[str] = set()
         count, width = len(self._batch), self._batch.width
         growth = max((row.remaining for row in self._batch.rows), default=0)
         for row in itertools.islice(self._waiting, self._max_rows):
-            # Others of like length go along; much shorter or longer ones would be mostly padding.
-            if head.length > 2 * row.length + _HEADROOM or row.length > 2 * head.length + _HEADROOM:
+            one = self._newcomer(row, sessions)
+            # Others with about as much to feed go along; with much less or more it would be mostly padding, or
+            # tokens computed again.
+            head = chosen[0] if chosen else one
+            if head.new > 2 * one.new + _SLACK or one.new > 2 * head.new + _SLACK:
                 continue
             width, growth = max(width, row.length), max(growth, row.remaining)
             count += 1
             fits = count <= self._max_rows and count * (width + min(growth, _HEADROOM)) <= self._max_tokens
             if row.alone or not (fits or count == 1):  # one row by itself always fits
                 break
-            chosen.append(row)
+            chosen.append(one)
+            if one.kept is not None:
+                sessions.add(row.session)
         return chosen
+
+    def _newcomer(self, row: Row, taken: set[str]) -> Newcomer:
+        """The row with what is kept of its session, unless a row before it takes that."""
+        kept = None if row.session in taken else self.kept.peek(row.session)
+        held = 0 if kept is None else kept.in_common(row.ids)
+        return Newcomer(row, kept, held) if held else Newcomer(row)
 
     def _make_room(self) -> None:
         """Send the newest rows back to the queue until the next step fits."""
@@ -211,6 +273,7 @@ class Scheduler:
         while len(rows) > 1 and len(rows) * (self._batch.width + 1) > self._max_tokens:
             newest = max(range(len(rows)), key=lambda i: rows[i].order)
             row = rows[newest]
+            self._remember([newest])
             self._keep([i for i in range(len(rows)) if i != newest])
             self._requeue([row])
             rows = self._batch.rows
@@ -234,14 +297,31 @@ class Scheduler:
         self._plan = None
 
     @torch.no_grad()
-    def _prefill(self, rows: list[Row]) -> None:
-        fresh = Batch(self._model)
+    def _remember(self, indices: list[int]) -> None:
+        """Keep the caches of rows that are about to leave the batch, where they have a session."""
+        if not self.kept.enabled:
+            return
         try:
-            live = self._sample(rows, fresh.prefill(rows), self._plan_for(rows))
-            fresh.keep(live)
-            self._batch.join(fresh)
+            for i in indices:
+                session = self._batch.rows[i].session
+                kept = self._batch.release(i) if session else None
+                if kept is not None:
+                    self.kept.put(session, kept)
+        except torch.OutOfMemoryError:
+            _log.warning("memory ran out: what was kept between turns is dropped")
+            self.kept.clear()
+
+    @torch.no_grad()
+    def _prefill(self, newcomers: list[Newcomer]) -> None:
+        rows = [one.row for one in newcomers]
+        running, self._batch = self._batch, Batch(self._model)
+        try:
+            self._take(self._batch.prefill(newcomers), plan_for(rows, self._model.device))
+            running.join(self._batch)
         except Exception as error:
+            self._batch = running
             self._isolate(rows, error)
+        self._batch = running
         self._plan = None
 
     @torch.no_grad()
@@ -249,23 +329,36 @@ class Scheduler:
         rows = self._batch.rows
         try:
             if self._plan is None:
-                self._plan = self._plan_for(rows)
-            live = self._sample(rows, self._batch.decode(), self._plan)
-            if len(live) < len(rows):
-                self._keep(live)
+                self._plan = plan_for(rows, self._model.device)
+            self._take(self._batch.decode(), self._plan)
         except Exception as error:
             self._clear()
             self._isolate(rows, error)
+
+    def _take(self, logits: Tensor, plan: SamplingPlan) -> None:
+        """Give every row of the batch its next token; those that end with it leave."""
+        live, ended = sample(self._batch.rows, logits, plan, self.version)
+        if len(live) < len(self._batch.rows):
+            self._ended += len(ended)
+            self._remember(ended)
+            self._keep(live)
 
     def _isolate(self, rows: list[Row], error: Exception) -> None:
         """After a failed forward pass: a row that was alone in it fails; several are tried again with less company."""
         traceback.clear_frames(error.__traceback__)  # they hold tensors; memory may be what was short
         rows = [row for row in rows if not row.done]
+        short = isinstance(error, torch.OutOfMemoryError)
+        if short and len(self.kept):
+            _log.warning("memory ran out: what was kept between turns is dropped")
+            self.kept.clear()
+            with self._wake:
+                self._waiting.extendleft(sorted(rows, key=lambda row: row.order, reverse=True))
+            return
         if len(rows) < 2:
             for row in rows:
-                row.fail(_failure(row, error))
+                row.fail(failure(row, error))
             return
-        if isinstance(error, torch.OutOfMemoryError):
+        if short:
             together = [*rows, *self._batch.rows]
             tried = len(together) * max(row.length for row in together)
             self._max_tokens = max(1, min(self._max_tokens, tried) // 2)
@@ -277,51 +370,6 @@ class Scheduler:
         with self._wake:
             self._waiting.extendleft(sorted(rows, key=lambda row: row.order, reverse=True))
 
-    def _plan_for(self, rows: list[Row]) -> SamplingPlan:
-        return SamplingPlan.of([row.params for row in rows], [row.wants_raw for row in rows], self._model.device)
-
-    def _sample(self, rows: list[Row], logits: Tensor, plan: SamplingPlan) -> list[int]:
-        """Give each row its next token; the indices of the rows that go on."""
-        device, size = logits.device, logits.shape[-1]
-        numbers = [row.numbers(choices(size)) for row in rows]
-        uniform = torch.tensor(numbers, dtype=wide(device), device=device)
-        drawn = draw(logits, plan, uniform, self._seen(rows, size))
-        tokens, sound = drawn.tokens.tolist(), drawn.sound.tolist()
-        logprobs, raw = drawn.logprobs.tolist(), drawn.raw_logprobs.tolist()
-        beside = _alternatives(plan, drawn)
-        live: list[int] = []
-        for i, row in enumerate(rows):
-            if not sound[i]:
-                row.fail(
-                    EngineError(
-                        f"the model's logits hold NaN or infinity after {row.length} tokens; "
-                        "check its weights and dtype"
-                    )
-                )
-                continue
-            try:
-                reason = row.take(tokens[i], logprobs[i], raw[i], self.version, beside.get(i))
-            except Exception as error:  # the tokenizer, at a stop string
-                row.fail(_failure(row, error))
-                continue
-            if reason is None:
-                live.append(i)
-            else:
-                row.finish(reason)
-        return live
-
-    def _seen(self, rows: list[Row], size: int) -> Tensor | None:
-        """[n, size] bool: the tokens of those rows that have a repetition penalty."""
-        masks: list[Tensor] = []
-        for row in rows:
-            if row.params.repetition_penalty == 1:
-                continue
-            if row.seen is None:
-                row.seen = torch.zeros(size, dtype=torch.bool, device=self._model.device)
-                row.seen[torch.tensor(row.ids, device=self._model.device)] = True
-            masks.append(row.seen)
-        return torch.stack(masks) if masks else None
-
     def _shut_down(self) -> None:
         with self._wake:
             rows = [*self._batch.rows, *self._waiting]
@@ -329,29 +377,12 @@ class Scheduler:
             self._waiting.clear()
             self._commands.clear()
         self._batch.clear()
+        self.kept.clear()
         for row in rows:
             row.fail(_closed())
         for _, future in commands:
             if future.set_running_or_notify_cancel():
                 future.set_exception(_closed())
-
-
-def _alternatives(plan: SamplingPlan, drawn: Draw) -> dict[int, Alternatives]:
-    """For each row that asks: the likeliest tokens and their log-probabilities."""
-    if plan.alternatives is None or drawn.alternatives is None:
-        return {}
-    pairs = zip(*(part.tolist() for part in drawn.alternatives), strict=True)
-    rows = plan.alternatives[0].tolist()
-    return {row: list(zip(ids, values, strict=True)) for row, (ids, values) in zip(rows, pairs, strict=True)}
-
-
-def _failure(row: Row, error: Exception) -> EngineError:
-    failure = EngineError(
-        f"a row of {row.length} tokens failed ({type(error).__name__}: {error}); "
-        "if memory ran out, allow less in a batch (max_batch_tokens, max_batch_size)"
-    )
-    failure.__cause__ = error
-    return failure
 
 
 def _closed() -> EngineError:
