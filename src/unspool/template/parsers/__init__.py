@@ -6,7 +6,17 @@ text. `FORMATS` is the table of that choice; a new format is one row of it and o
 
 from __future__ import annotations
 
-from unspool.template.parsers.base import ParsedCall, ParsedText, ToolParser
+from unspool.template.parsers.base import ParsedCall, ParsedText, PlainFormat, ToolParser, TurnParser
 from unspool.template.parsers.choice import FORMATS, NAMES, PARSERS, choose_parser
 
-__all__ = ["FORMATS", "NAMES", "PARSERS", "ParsedCall", "ParsedText", "ToolParser", "choose_parser"]
+__all__ = [
+    "FORMATS",
+    "NAMES",
+    "PARSERS",
+    "ParsedCall",
+    "ParsedText",
+    "PlainFormat",
+    "ToolParser",
+    "TurnParser",
+    "choose_parser",
+]

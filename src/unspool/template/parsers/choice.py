@@ -13,14 +13,18 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from unspool.template.parsers.base import ToolParser
+from unspool.template.parsers.cline import ClineParser
 from unspool.template.parsers.deepseek import DeepSeekParser
+from unspool.template.parsers.gemma4 import Gemma4Parser
 from unspool.template.parsers.glm import GlmParser
+from unspool.template.parsers.harmony import HarmonyParser
 from unspool.template.parsers.hermes import HermesParser
 from unspool.template.parsers.kimi import KimiParser
 from unspool.template.parsers.llama3_json import Llama3JsonParser
 from unspool.template.parsers.mistral import MistralParser
 from unspool.template.parsers.pythonic import PythonicParser
 from unspool.template.parsers.qwen3_coder import Qwen3CoderParser
+from unspool.template.parsers.react import ReactParser
 from unspool.types import InvalidValueError
 
 _ALL: tuple[ToolParser, ...] = (
@@ -32,6 +36,10 @@ _ALL: tuple[ToolParser, ...] = (
     DeepSeekParser(),
     GlmParser(),
     KimiParser(),
+    HarmonyParser(),
+    Gemma4Parser(),
+    ReactParser(),  # this and the next one only where they are named: no template is made for them
+    ClineParser(),
 )
 
 PARSERS: Mapping[str, ToolParser] = MappingProxyType({parser.name: parser for parser in _ALL})
@@ -51,9 +59,9 @@ FORMATS: tuple[Format, ...] = (
     Format(("<|tool_call_start|>",), "pythonic"),  # LFM2
     Format(("<|tool_list_start|>",), "pythonic"),  # LFM2, first templates: calls are left to the content
     Format(("[func_name1(",), "pythonic"),  # Llama 4 and 3.2 with pythonic instructions
-    Format(("<|tool_call>",), None),  # Gemma 4
+    Format(("<|tool_call>",), "gemma4"),  # Gemma 4
     Format(("<arg_key>",), "glm"),  # GLM 4.5 and later
-    Format(("<|channel|>",), None),  # gpt-oss
+    Format(("<|channel|>",), "harmony"),  # gpt-oss
     Format(("<atem:",), None),  # Muse
     Format(("tool▁call",), "deepseek"),  # DeepSeek V3, R1, V3.1
     Format(("｜DSML｜",), None),  # DeepSeek V3.2 and later
@@ -80,7 +88,9 @@ NAMES: tuple[tuple[re.Pattern[str], str | None], ...] = tuple(
         (r"deepseek[-_]?(?:v3(?!\.[2-9])|r1(?!-distill))", "deepseek"),
         (r"glm-?(?:4\.[5-9]|5)", "glm"),
         (r"kimi-?k2", "kimi_k2"),
-        (r"deepseek|gpt-?oss|gemma|glm-?\d|kimi|command-?[ra]|minimax|granite|phi-?\d|olmo", None),
+        (r"gpt-?oss", "harmony"),
+        (r"gemma-?4", "gemma4"),
+        (r"deepseek|gemma|glm-?\d|kimi|command-?[ra]|minimax|granite|phi-?\d|olmo", None),
         (r"lfm-?2|llama-?4", "pythonic"),
         (r"qwen-?2\.5|qwen-?3|qwq|minimind", "hermes"),
         (r"llama-?3", "llama3_json"),

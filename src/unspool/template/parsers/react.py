@@ -1,0 +1,219 @@
+"""ReAct: thoughts, actions and observations as lines of plain text.
+
+    Thought: I need the weather.
+    Action: search[weather in Rome]
+
+or, on two lines, `Action: search` and `Action Input: {"query": "weather in Rome"}`. A line that begins with `Action:`
+(`Action 2:` too) is a call; thoughts stay in the content. An input that is a JSON object holds the arguments; any other
+text is the value of the tool's only parameter (or its only required one), typed by the schema.
+
+The input in brackets runs to the bracket that balances the first, and ends its line; a plain input behind
+`Action Input:` runs to the next line with a label, or to the end of the turn. `Action: Finish[...]` is how the format
+ends, not a call, unless a tool is called so. An `Observation:` that the model writes itself behind a call ends the
+reading: nothing behind it is executed, and it all stays in the content. A call that cannot be read ends it as well,
+for what stands behind may be part of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from unspool.template.parsers import plain_text
+from unspool.template.parsers.base import ParsedCall, ParsedText, parsed
+from unspool.template.parsers.json_calls import decode_at, read_arguments, skip_blank
+from unspool.template.parsers.plain_text import as_text, described, properties, required
+from unspool.template.parsers.schema_values import functions, typed
+from unspool.types import InvalidValueError, MessageDict, ToolInfo
+
+_ACTION = re.compile(r"^[ \t]*+Action(?: [0-9]+)?:[ \t]*+", re.MULTILINE)
+_INPUT = re.compile(r"[ \t\r]*+\n\s*+Action Input(?: [0-9]+)?:[ \t]*+")
+_LABEL = re.compile(r"^[ \t]*+(?:Thought|Action|Action Input|Observation|Final Answer)(?: [0-9]+)?:", re.MULTILINE)
+_OBSERVATION = re.compile(r"^[ \t]*+Observation(?: [0-9]+)?:", re.MULTILINE)
+_NAME = re.compile(r"[^\s\[\]{}()]++")
+_REST_OF_LINE = re.compile(r"[^\n]*+")
+_BRACKET = re.compile(r"[\[\]]")
+
+_INSTRUCTIONS = """\
+Answer the question as well as you can. You can use these tools:
+
+{tools}
+
+Work in steps. In each step write one thought and one action, in this form, and then stop:
+
+Thought: what you need to find out next
+Action: the name of one tool
+Action Input: a JSON object with the tool's arguments
+
+The answer of the tool comes back as a message that begins with "Observation:". Never write an observation yourself.
+When you know the answer, write no action but:
+
+Thought: I know the answer.
+Final Answer: the answer"""
+
+
+class _Fault(NamedTuple):
+    error: str
+    cut: bool = False
+
+
+class ReactParser:
+    """Actions as lines of text."""
+
+    name = "react"
+
+    def parse(self, text: str, tools: Sequence[ToolInfo] | None = None) -> ParsedText:
+        """Find the calls in `text`; `tools` say which parameter a plain input is for, and of what type."""
+        return parsed(text, _calls(text, functions(tools)))
+
+    def instructions(self, tools: Sequence[ToolInfo]) -> str:
+        """The system prompt of the format, with the tools."""
+        lines = []
+        for name, description, schema in described(tools):
+            known = properties(schema)
+            arguments = f"Arguments: {as_text(known)}" if known else "It takes no arguments."
+            said = " ".join(description.split()).rstrip(".")
+            lines.append(f"- {name}: {said}. {arguments}" if said else f"- {name}: {arguments}")
+        return _INSTRUCTIONS.format(tools="\n".join(lines))
+
+    def written(self, messages: Sequence[Mapping[str, Any]]) -> list[MessageDict]:
+        """Calls as `Action:` lines, answers as user messages `Observation: ...`."""
+        return plain_text.written(
+            messages,
+            lambda name, arguments: f"Action: {name}\nAction Input: {as_text(arguments)}",
+            lambda _, answer: f"Observation: {answer}",
+        )
+
+
+def _calls(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[ParsedCall]:
+    at, called = 0, False
+    while (match := _ACTION.search(text, at)) is not None:
+        if called and _OBSERVATION.search(text, at, match.start()):
+            return
+        call = _action(text, match.start(), match.end(), schemas)
+        if call is None:
+            at = match.end()
+            continue
+        yield call
+        if call.status != "ok":
+            return
+        at, called = call.end, True
+
+
+def _action(text: str, start: int, at: int, schemas: Mapping[str, Mapping[str, Any]]) -> ParsedCall | None:
+    """The call whose label stands at `start` and whose name at `at`; None where it is the end of the format."""
+    head = _NAME.match(text, at)
+    name = head.group() if head else ""
+    behind = head.end() if head else at
+    bracket = skip_spaces(text, behind)
+    if text.startswith("[", bracket):
+        if name.lower() == "finish" and name not in schemas:
+            return None
+        return _in_brackets(text, start, name, bracket, schemas)
+    label = _INPUT.match(text, behind)
+    if label is None:
+        line = _REST_OF_LINE.match(text, behind)
+        end = line.end() if line else behind
+        if not text[end:].strip():
+            fault = _Fault("the action was cut off before its input", cut=True)
+        else:
+            fault = _Fault("an action is written name[input], or a name with 'Action Input:' on the next line")
+        return _broken(text, start, at, name, fault)
+    return _behind_label(text, start, name, label.end(), schemas)
+
+
+def _in_brackets(
+    text: str, start: int, name: str, bracket: int, schemas: Mapping[str, Mapping[str, Any]]
+) -> ParsedCall:
+    opened = bracket + 1
+    first = skip_blank(text, opened)
+    if text.startswith("{", first):
+        decoded = decode_at(text, first)
+        if decoded.error is not None:
+            return _broken(text, start, opened, name, _Fault(decoded.error, decoded.cut))
+        close = skip_blank(text, decoded.end)
+        if not text.startswith("]", close):
+            cut = close == len(text)
+            error = "the input was cut off before its closing bracket" if cut else "expected ']' behind the JSON object"
+            return _broken(text, start, opened, name, _Fault(error, cut))
+    else:
+        close = _balanced(text, opened)
+        if close < 0:
+            fault = _Fault("the input was cut off before its closing bracket", cut=True)
+            return _broken(text, start, opened, name, fault)
+    junk = _rest(text, close + 1)
+    if junk:
+        return _broken(text, start, opened, name, _Fault(f"extra text behind the closing bracket: {junk[:40]}"))
+    return _whole(text, start, name, (opened, close), close + 1, schemas)
+
+
+def _behind_label(text: str, start: int, name: str, at: int, schemas: Mapping[str, Mapping[str, Any]]) -> ParsedCall:
+    first = skip_blank(text, at)
+    if text.startswith("{", first):
+        decoded = decode_at(text, first)
+        if decoded.error is not None:
+            return _broken(text, start, at, name, _Fault(decoded.error, decoded.cut))
+        if junk := _rest(text, decoded.end):
+            return _broken(text, start, at, name, _Fault(f"invalid JSON: extra text behind the object: {junk[:40]}"))
+        return _whole(text, start, name, (at, decoded.end), decoded.end, schemas)
+    following = _LABEL.search(text, at)
+    end = following.start() if following else len(text)
+    end = at + len(text[at:end].rstrip())
+    return _whole(text, start, name, (at, end), end, schemas)
+
+
+def _whole(
+    text: str, start: int, name: str, inside: tuple[int, int], end: int, schemas: Mapping[str, Mapping[str, Any]]
+) -> ParsedCall:
+    raw = text[slice(*inside)]
+    try:
+        if not name:
+            raise InvalidValueError("the name of the tool is missing behind 'Action:'")
+        return ParsedCall(name, _arguments(raw.strip(), schemas.get(name)), start, end)
+    except InvalidValueError as error:
+        return ParsedCall(name, raw, start, end, "bad_json", str(error))
+
+
+def _arguments(text: str, schema: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The arguments that an input means: those of a JSON object, or one plain value."""
+    if not text:
+        return {}
+    if text.startswith("{"):
+        return read_arguments(decode_at(text, 0).value)
+    if schema is None:
+        return {"input": text}
+    names, needed = list(properties(schema)), required(schema)
+    only = names if len(names) == 1 else needed
+    if len(only) != 1:
+        takes = f"the arguments {', '.join(names)}" if names else "no arguments"
+        raise InvalidValueError(f"the input must be a JSON object: this tool takes {takes}")
+    return {only[0]: typed(text, only[0], schema)}
+
+
+def _broken(text: str, start: int, at: int, name: str, fault: _Fault) -> ParsedCall:
+    """A call that cannot be read, with all that stands behind it."""
+    return ParsedCall(name, text[at:], start, len(text), "unclosed" if fault.cut else "bad_json", fault.error)
+
+
+def _balanced(text: str, at: int) -> int:
+    """Where the bracket opened before `at` is closed; -1 where it is not."""
+    depth = 1
+    for match in _BRACKET.finditer(text, at):
+        depth += 1 if match.group() == "[" else -1
+        if depth == 0:
+            return match.start()
+    return -1
+
+
+def _rest(text: str, at: int) -> str:
+    """What stands on the line from `at` on, but for blanks."""
+    match = _REST_OF_LINE.match(text, at)
+    return match.group().strip() if match else ""
+
+
+def skip_spaces(text: str, at: int) -> int:
+    """The first position from `at` on that is no space or tab."""
+    while at < len(text) and text[at] in " \t":
+        at += 1
+    return at
