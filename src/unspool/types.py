@@ -43,6 +43,10 @@ class BlockingCallError(UnspoolError, RuntimeError):
     """A call that blocks was made where it would never return."""
 
 
+class SandboxError(UnspoolError, RuntimeError):
+    """Code in a sandbox did not end well, or no sandbox can be made here."""
+
+
 class MissingExtraError(UnspoolError, ImportError):
     """An optional part is not installed; the message names the command that installs it."""
 
