@@ -13,9 +13,7 @@ import copy
 import difflib
 import inspect
 import math
-import threading
 import time
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -31,6 +29,7 @@ from unspool.types import (
     UnspoolError,
     decode_arguments,
 )
+from unspool.world.gate import Gate
 from unspool.world.output import Rendered, clean, render, render_stream, shorten
 from unspool.world.protocol import Step, StepResult, ToolFailure, tool_answer
 from unspool.world.tool import Tool, check_limits, tool
@@ -53,28 +52,6 @@ class _Later(NamedTuple):
     """A sync function gave something to await: that belongs on the loop."""
 
     value: Any
-
-
-class _Gate:
-    """At most `limit` calls at once, counted for each event loop; shared by a manager and its copies."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._lock = threading.Lock()
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    def __call__(self) -> asyncio.Semaphore:
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            semaphore = self._loops.get(loop)
-            if semaphore is None:
-                semaphore = self._loops[loop] = asyncio.Semaphore(self.limit)
-            return semaphore
-
-    def __reduce__(self) -> tuple[type[_Gate], tuple[int]]:
-        return _Gate, (self.limit,)
 
 
 class ToolManager:
@@ -103,7 +80,7 @@ class ToolManager:
             raise InvalidValueError(f"concurrency must be at least 1, or None for no limit, not {concurrency!r}")
         self.timeout = timeout
         self.max_tool_chars = max_tool_chars
-        self._gate = None if concurrency is None else _Gate(concurrency)
+        self._gate = None if concurrency is None else Gate(concurrency)
         self._abandoned = 0
         self._tools: dict[str, Tool] = {}
         if isinstance(tools, Tool) or callable(tools) or isinstance(tools, str | Mapping):
