@@ -10,14 +10,16 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal, cast
 
 from unspool.template.bridging import Bridge
 from unspool.template.encoding import Encoder, Tokenizer, whole
 from unspool.template.jinja import Renderer
-from unspool.template.messages import Prepared
-from unspool.template.parsers import ParsedCall, ParsedText, ToolParser, choose_parser
+from unspool.template.messages import Prepared, checked, sentinel
+from unspool.template.parsers import ParsedCall, ParsedText, PlainFormat, ToolParser, TurnParser, choose_parser
+from unspool.template.prompts import before_user, says, with_system
 from unspool.template.switches import check_switches, unread
 from unspool.template.thinking import CLOSE, OPEN, split_thinking
 from unspool.template.tools import ToolGuard
@@ -26,6 +28,7 @@ from unspool.types import (
     InvalidTypeError,
     InvalidValueError,
     Message,
+    MessageDict,
     MissingExtraError,
     TemplateError,
     ToolCall,
@@ -37,6 +40,7 @@ log = logging.getLogger(__name__)
 _ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>")
 """Ends of text of base models: not the template's, but what some models stop with all the same."""
 _TAIL = 16  # more tokens than any generation prompt's thinking part has
+_END = 200  # and more characters
 _VARIANTS = 64
 
 
@@ -109,6 +113,9 @@ class ChatTemplate:
         if not messages:
             raise TemplateError("a prompt needs at least one message, and messages is empty")
         safe = self._guard(tools)
+        if isinstance(self.parser, PlainFormat):
+            messages = self._told(self.parser, messages, tools, safe.tools)
+            safe = safe._replace(tools=None)
         prepared = Prepared(messages, self._encoder, self._traits.forms, safe.hits)
         if not self._traits.tool_role and any(message["role"] == "tool" for message in prepared.messages):
             raise TemplateError(self._traits.no_tool_role())
@@ -128,7 +135,22 @@ class ChatTemplate:
         Raises:
             TemplateError: the template cannot render the new messages; it says what to do.
         """
+        if isinstance(self.parser, PlainFormat):
+            new_messages, tools = self.parser.written(checked(new_messages)), None
         return self._bridge(input_ids[-1] if input_ids else None, new_messages, tools or None)
+
+    def _told(
+        self,
+        parser: PlainFormat,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[ToolInfo] | None,
+        safe: Sequence[ToolInfo] | None,
+    ) -> list[MessageDict]:
+        """The messages with calls and answers as text, and the format's instructions where nobody has put them in."""
+        plain = parser.written(checked(messages))
+        if not tools or not safe or any(says(message, parser.instructions(tools)) for message in plain[:2]):
+            return plain
+        return (with_system if self._has_system_role else before_user)(plain, parser.instructions(safe))
 
     def with_kwargs(self, /, **template_kwargs: Any) -> ChatTemplate:
         """This template with some switches changed. The same switches give the same object.
@@ -152,7 +174,8 @@ class ChatTemplate:
             found.__dict__.update(self.__dict__)
             found.__dict__.pop("_traits", None)
             found.__dict__.pop("_bridge", None)
-            found.__dict__.pop("_opens_thinking", None)
+            found.__dict__.pop("_prompt_end", None)
+            found.__dict__.pop("_has_system_role", None)
             found.template_kwargs = merged
             found._renderer = self._renderer.with_variables(template_kwargs)
             self._warn_of(self._unread(template_kwargs), stacklevel=3)
@@ -195,14 +218,15 @@ class ChatTemplate:
         if ids and (ids[-1] in self._traits.stops or ids[-1] in self._ends_of_text):
             ids.pop()
         text = self.decode(ids)
-        thinking = split_thinking(text, self._thinking_is_open(prompt_ids))
-        start = thinking.content_start
-        found = self._find_calls(text[start:] if start else text, tools)
-        if not found.calls:
-            return Message(found.content, thinking.reasoning)
-        return Message(
-            found.content, thinking.reasoning, tuple(self._tool_call(call, ids, start, text) for call in found.calls)
-        )
+        if isinstance(self.parser, TurnParser):
+            start, found = 0, self._read(self.parser, text, ids, prompt_ids, tools)
+        else:
+            thinking = split_thinking(text, self._thinking_is_open(prompt_ids))
+            start = thinking.content_start
+            found = self._find_calls(text[start:] if start else text, tools)
+            found = replace(found, reasoning=thinking.reasoning)
+        calls = tuple(self._tool_call(call, ids, start, text) for call in found.calls)
+        return Message(found.content, found.reasoning, calls)
 
     def _find_calls(self, text: str, tools: Sequence[ToolInfo] | None) -> ParsedText:
         if self.parser is None:
@@ -213,19 +237,42 @@ class ChatTemplate:
             log.exception("the tool-call parser %r failed; the turn is taken as text", self.parser.name)
             return ParsedText(text, [])
 
+    def _read(
+        self,
+        parser: TurnParser,
+        text: str,
+        ids: list[int],
+        prompt_ids: Sequence[int] | None,
+        tools: Sequence[ToolInfo] | None,
+    ) -> ParsedText:
+        """Thinking, content and calls in one reading; control words count where they are tokens."""
+        behind = self._prompt_end if prompt_ids is None else self.decode(_whole(prompt_ids[-_TAIL:]))
+        try:
+            at = self._encoder.token_starts(ids, text, parser.marks)
+            return parser.read(text, tools, behind=behind, at=at)
+        except Exception:
+            log.exception("the tool-call parser %r failed; the turn is taken as text", parser.name)
+            return ParsedText(text, [])
+
     def _tool_call(self, call: ParsedCall, ids: list[int], offset: int, text: str) -> ToolCall:
         span = self._encoder.token_span(ids, offset + call.start, offset + call.end, text)
         return ToolCall(call.name, call.arguments, call.id, call.status, span, call.error)
 
     def _thinking_is_open(self, prompt_ids: Sequence[int] | None) -> bool:
         if prompt_ids is None:
-            return self._opens_thinking
+            return _ends_in_thinking(self._prompt_end)
         tail = _whole(prompt_ids[-_TAIL:])
         return self._encoder.may_end_in(tail, OPEN[-1]) and _ends_in_thinking(self.decode(tail))
 
     @cached_property
-    def _opens_thinking(self) -> bool:
-        return _ends_in_thinking(self._renderer.try_render([dummy_user(self._traits.forms)]) or "")
+    def _prompt_end(self) -> str:
+        return (self._renderer.try_render([dummy_user(self._traits.forms)]) or "")[-_END:]
+
+    @cached_property
+    def _has_system_role(self) -> bool:
+        system, user = {"role": "system", "content": sentinel()}, dummy_user(self._traits.forms)
+        prepared = Prepared([system, user], self._encoder, self._traits.forms)
+        return sentinel() in (self._renderer.try_render(prepared.messages) or "")
 
     # ------------------------------------------------------------------ what is worked out once
 
@@ -252,9 +299,10 @@ class ChatTemplate:
 
     def _warn_once(self) -> None:
         traits, said = self._traits, []
-        if not traits.takes_tools:
+        plain = isinstance(self.parser, PlainFormat)
+        if not traits.takes_tools and not plain:
             said.append("it ignores tools, so the model is not told of any")
-        if not traits.tool_role:
+        if not traits.tool_role and not plain:
             said.append("it has no tool messages, so a turn with tool results cannot be rendered")
         if self.parser is None and (traits.takes_tools or traits.tool_role):
             said.append("no parser is known for its tool calls, so none are found (pass parser= to choose one)")

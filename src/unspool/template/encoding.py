@@ -186,6 +186,30 @@ class Encoder:
                 return text[-1] in (char, "\ufffd")  # a part of a character may be part of a blank
         return False
 
+    def token_starts(self, token_ids: Sequence[int], text: str, words: Sequence[str]) -> frozenset[int] | None:
+        """Where in `text`, which is `decode(token_ids)`, these words stand as tokens of their own.
+
+        None: wherever they stand in the text. A word that is no token of the tokenizer counts wherever it stands.
+        """
+        tokens = {self.added[word]: word for word in words if word in self.added}
+        if sum(map(text.count, tokens.values())) == sum(token in tokens for token in token_ids):
+            return None
+        starts, run, at = set[int](), list[int](), 0
+        for token in token_ids:
+            if token in tokens:
+                at += len(self.decode(run))
+                run.clear()
+                starts.add(at)
+                at += len(tokens[token])
+            else:
+                run.append(token)
+        if at + len(self.decode(run)) != len(text):
+            return None  # this tokenizer's texts depend on what stands around them
+        for word in words:
+            if word not in self.added:
+                starts |= {match.start() for match in re.finditer(re.escape(word), text)}
+        return frozenset(starts)
+
     def token_span(self, token_ids: Sequence[int], start: int, end: int, text: str | None = None) -> tuple[int, int]:
         """The half-open range of tokens that wrote the characters [start, end) of `decode(token_ids)`, or of `text`."""
         pieces = list(map(self._texts.__getitem__, token_ids))

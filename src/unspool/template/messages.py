@@ -59,7 +59,7 @@ class Prepared:
         self._encoder = encoder
         self._forms = forms
         self._hits: list[str] = [*hits]
-        self.messages: list[MessageDict] = [self._message(message) for message in _checked(messages)]
+        self.messages: list[MessageDict] = [self._message(message) for message in checked(messages)]
 
     def encode(self, text: str, last: int | None = None, *, behind: bool = False) -> list[int]:
         """Ids of a rendered text; `behind`: it follows the token `last` (None: plain text), else it is the start."""
@@ -190,7 +190,12 @@ def _kind(part: Any) -> str:
     return "textless" if kind == "text" else str(kind or "empty")
 
 
-def _checked(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def checked(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The messages, each of which is a dict with a role.
+
+    Raises:
+        TemplateError: one of them is not.
+    """
     for message in messages:
         if not isinstance(message, Mapping):
             raise TemplateError(f"a message must be a dict with a role, not {type(message).__name__}")
