@@ -26,7 +26,7 @@ MARKS = Marks("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<�
 
 _HEAD = re.compile(rf"\s*+([^<>\s]*+)\s*+{re.escape(SEPARATOR)}")
 _NAME = re.compile(r"\s*+([^\s<>{}\[\]\"`]++)")
-_FENCE = re.compile(r"\s*+```(?:json)?+")
+_FENCE = re.compile(r"\s*+(?:```(?:json|j?s?o?\Z)?+|`{1,2}+\Z)")  # the text may be cut within it
 
 
 class DeepSeekParser:
