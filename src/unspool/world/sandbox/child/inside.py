@@ -1,0 +1,327 @@
+"""Run code under a supervisor, both inside the sandbox.
+
+Promises: the supervisor says on its status pipe, which the code never holds, how the code ended: `exit N`,
+`signal N`, `timeout`, `memory` or `processes`, with the code's own report behind it; or `failed` and why nothing
+ran. It ends, and with it everything that the code started, when the code ends, breaks a limit, or the caller's end of
+standard input closes. The code is not filtered or rewritten: the kernel contains it.
+"""
+
+from __future__ import annotations
+
+import _ast
+import contextlib
+import errno
+import io
+import marshal
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+_POLL_MS = 25
+_MOST_REPORT = 4_000
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_ONLY_AST = 0x400
+_REPORT = 3  # the descriptor on which the code's process reports
+_NAME = "<code>"
+_MB = 1 << 20
+
+
+def main(enter: Any) -> None:
+    """Read the configuration and the code from standard input, run it, say how it ended."""
+    status = os.dup(2)
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with contextlib.suppress(OSError), io.open("/proc/self/oom_score_adj", "w") as file:  # noqa: UP020
+            file.write("1000")  # where the whole machine is short of memory, this goes first
+        config = marshal.loads(_read(int.from_bytes(_read(4), "little")))
+        code = _read(config["length"]).decode()
+        proc = enter.enter(config) if config["means"] == "kernel" else _own_proc()
+        if config["means"] != "none":
+            enter.drop(config)
+        elif sys.platform == "linux":
+            enter.die_with_parent()
+            enter.adopt_orphans()
+    except Exception as error:
+        _say(status, f"failed {type(error).__name__}: {error}")
+        os._exit(1)
+    report, reported = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _run(enter, config, code, reported)
+        return
+    os.close(reported)
+    os.set_blocking(report, False)
+    for standard in (1, 2):
+        os.close(standard)
+    ended = _supervise(config, child, proc)
+    if config["means"] == "none":
+        _kill_all(proc)
+    said = b""
+    with contextlib.suppress(BlockingIOError):
+        said = os.read(report, _MOST_REPORT)
+    _say(status, ended, said)
+    os._exit(0)
+
+
+def _read(count: int) -> bytes:
+    read = b""
+    while len(read) < count:
+        more = os.read(0, count - len(read))
+        if not more:
+            os._exit(1)  # the caller is gone
+        read += more
+    return read
+
+
+def _say(status: int, line: str, rest: bytes = b"") -> None:
+    with contextlib.suppress(OSError):
+        os.write(status, line.encode("utf-8", "replace")[:_MOST_REPORT] + b"\n" + rest)
+
+
+def _own_proc() -> int | None:
+    with contextlib.suppress(OSError):
+        return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    return None
+
+
+# ------------------------------------------------------------------ the supervisor
+
+
+def _supervise(config: dict[str, Any], child: int, proc: int | None) -> str:
+    """Wait for the child's end or for a broken limit."""
+    deadline = time.monotonic() + config["timeout"]
+    caller = select.poll()
+    caller.register(0, select.POLLHUP)
+    with contextlib.suppress(AttributeError, OSError):  # not everywhere; then its end is seen a little later
+        caller.register(os.pidfd_open(child), select.POLLIN)
+    wait = 1
+    while True:
+        events = caller.poll(wait)
+        wait = min(_POLL_MS, 2 * wait)
+        if any(event & (select.POLLHUP | select.POLLERR) for descriptor, event in events if descriptor == 0):
+            return "left"
+        ended = _reap(child)
+        if ended is not None:
+            return f"signal {-ended}" if ended < 0 else f"exit {ended}"
+        if time.monotonic() >= deadline:
+            return "timeout"
+        broken = None if proc is None else _broken(config, proc)
+        if broken is not None:
+            return broken
+
+
+def _reap(child: int) -> int | None:
+    """Bury all that has ended; how the child did, where it is among them."""
+    ended = None
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == child:
+                ended = os.waitstatus_to_exitcode(status)
+            if pid == 0:
+                break
+    return ended
+
+
+def _broken(config: dict[str, Any], proc: int) -> str | None:
+    """Which limit on all processes together is broken."""
+    members = list(_members(proc, config["means"] != "none"))
+    if len(members) > config["processes"]:
+        return "processes"
+    most = config["memory_mb"] * _MB
+    if sum(_resident(proc, pid) for pid in members) <= most:
+        return None
+    # Pages that processes share were counted for each of them: count again, by the share of each.
+    return "memory" if sum(_proportional(proc, pid) for pid in members) > most else None
+
+
+def _members(proc: int, all_of_them: bool) -> Iterator[int]:
+    """The processes that the code consists of."""
+    pids = [int(name) for name in os.listdir(proc) if name.isdecimal()]
+    if all_of_them:
+        yield from (pid for pid in pids if pid != os.getpid())
+        return
+    parents = {}
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parents[pid] = int(_file(proc, f"{pid}/stat").rpartition(b")")[2].split()[1])
+    family = {os.getpid()}
+    grown = True
+    while grown:
+        new = {pid for pid, parent in parents.items() if parent in family} - family
+        family |= new
+        grown = bool(new)
+    yield from family - {os.getpid()}
+
+
+def _file(proc: int, path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY, dir_fd=proc)
+    try:
+        return os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
+
+
+def _resident(proc: int, pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(_file(proc, f"{pid}/statm").split()[1]) * _PAGE
+    return 0
+
+
+def _proportional(proc: int, pid: int) -> int:
+    try:
+        for line in _file(proc, f"{pid}/smaps_rollup").splitlines():
+            if line.startswith(b"Pss:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return _resident(proc, pid)
+
+
+def _kill_all(proc: int | None) -> None:
+    """Without a namespace to end, end each descendant; orphans come to this process, so none is lost."""
+    for _ in range(1000):
+        left = list(_members(proc, False)) if proc is not None else []
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG if left else 0)[0]:
+                pass
+        if not left:
+            return
+        time.sleep(0.001)
+
+
+# ------------------------------------------------------------------ the code
+
+
+def _run(enter: Any, config: dict[str, Any], code: str, report: int) -> None:
+    """In the code's process: take the limits on, run the code, report what it raised, end as Python ends."""
+    try:
+        _become(enter, config, report)
+    except Exception as error:
+        _write(report, f"could not be started ({type(error).__name__}: {error})")
+        os._exit(1)
+    pid = os.getpid()
+    try:
+        _execute(code)
+    except SystemExit as error:
+        if error.code is not None and not isinstance(error.code, int):
+            _write(2, f"{error.code}\n")
+            sys.exit(1)
+        raise
+    except BaseException as error:
+        _flush()
+        _write(2, _traceback(error, code))
+        if os.getpid() == pid:
+            _write(_REPORT, _sentence(error, config))
+        sys.exit(1)
+    finally:
+        _flush()
+
+
+def _become(enter: Any, config: dict[str, Any], report: int) -> None:
+    """Take on the limits; standard output and the report are the only ways out that stay open."""
+    os.dup2(os.open("/dev/null", os.O_RDWR), 0)
+    os.dup2(1, 2)
+    os.dup2(report, _REPORT, inheritable=False)
+    os.closerange(_REPORT + 1, 1 << 16)
+    os.setsid()
+    os.chdir(config["cwd"])
+    os.environ.clear()
+    os.environ.update(config["environment"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name, most in config["limits"].items():
+        number = getattr(resource, name, None)
+        if number is not None:
+            hard = resource.getrlimit(number)[1]
+            least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(number, (least, least))
+    if config["filter"]:
+        enter.confine(config["filter"])
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream = io.open(  # noqa: SIM115, UP020 - the name `open` is the code's to change
+            descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.argv[:] = [""]
+    sys.path[:] = [one for one in sys.path if one != config["code_folder"]] + config["path"] + [config["cwd"]]
+    for name in ("enter", "inside"):
+        sys.modules.pop(name, None)
+
+
+def _execute(code: str) -> None:
+    """As a notebook's cell: the value of an expression at the end is shown."""
+    main = type(sys)("__main__")
+    sys.modules["__main__"] = main
+    tree: Any = compile(code, _NAME, "exec", _ONLY_AST, True)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
+    exec(compile(tree, _NAME, "exec", 0, True), main.__dict__)  # noqa: S102 - what the sandbox is for
+    if last is not None:
+        exec(compile(_ast.Interactive(body=[last]), _NAME, "single", 0, True), main.__dict__)  # noqa: S102
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BaseException):  # the code may have put anything there
+            stream.flush()
+
+
+def _write(descriptor: int, text: str) -> None:
+    data = text.encode("utf-8", "backslashreplace")
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(descriptor, data) :]
+
+
+def _traceback(error: BaseException, code: str) -> str:
+    """As Python prints it, from the code's own first line on."""
+    try:
+        import linecache
+        import traceback
+
+        linecache.cache[_NAME] = (len(code), None, [f"{line}\n" for line in code.split("\n")], _NAME)
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename != _NAME:
+            frames = frames.tb_next
+        return "".join(traceback.format_exception(type(error), error, frames))
+    except BaseException:  # no memory left for it, or the exception's own methods raise
+        return f"{type(error).__name__}\n"
+
+
+def _sentence(error: BaseException, config: dict[str, Any]) -> str:
+    """What was raised, in at most some hundred characters, and the limit behind it where there is one."""
+    name = type(error).__name__
+    try:
+        words = str(error)[:500]
+    except BaseException:
+        words = ""
+    return f"raised {name}{': ' if words else ''}{words}{_limit(error, name, words, config)}"
+
+
+def _limit(error: BaseException, name: str, words: str, config: dict[str, Any]) -> str:
+    if isinstance(error, MemoryError):
+        return f" (it used more than {config['memory_mb']} MB of memory)"
+    if isinstance(error, BlockingIOError) or words == "can't start new thread":
+        return f" (the code may have at most {config['processes']} processes and threads at once)"
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (errno.EFBIG, errno.ENOSPC, errno.EDQUOT):
+        return f" (its files may take at most {config['files_mb']} MB)"
+    if config["means"] == "none":
+        return ""
+    if name == "gaierror" or number in (errno.EAFNOSUPPORT, errno.ENETUNREACH, errno.ENETDOWN):
+        return " (there is no network in the sandbox)"
+    if number == errno.EROFS:
+        return f" (only {config['cwd']} can be written to)"
+    if number in (errno.ENOENT, errno.EACCES) and isinstance(error, OSError) and error.filename:
+        return f" (the code sees {config['cwd']} and Python's library, no other files)"
+    if number == errno.EPERM:
+        return " (the sandbox does not allow it)"
+    return ""

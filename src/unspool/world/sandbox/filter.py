@@ -1,0 +1,148 @@
+"""The system calls that code in a sandbox may not make, as a seccomp filter.
+
+Promises: `program()` is a classic BPF program for this machine's architecture which refuses, with an error and never
+silently, calls that reach around the sandbox (sockets other than Unix ones, new namespaces, mounts, other
+processes' memory, signals to the sandbox's supervisor) or take memory that no limit counts. All else is
+allowed: the filter stands behind the namespaces and limits, it does not replace them. Format: seccomp(2) and
+linux/filter.h; numbers: the kernel's syscall tables.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+import sys
+
+_LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32 = 0x40000000
+_NEW_NAMESPACES = 0x7E020000
+_AF_UNIX = 1
+_SHARED_ANONYMOUS = 0x21
+_EVERY_PROCESS = 0xFFFFFFFF
+
+# Where a number is the same on both architectures, it stands once.
+_FORBIDDEN: dict[str, tuple[int, int]] = {
+    "acct": (163, 89),
+    "add_key": (248, 217),
+    "adjtimex": (159, 171),
+    "bpf": (321, 280),
+    "chroot": (161, 51),
+    "clock_adjtime": (305, 266),
+    "clock_settime": (227, 112),
+    "delete_module": (176, 106),
+    "fanotify_init": (300, 262),
+    "finit_module": (313, 273),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fsopen": (430, 430),
+    "fspick": (433, 433),
+    "init_module": (175, 105),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "io_uring_setup": (425, 425),
+    "kcmp": (312, 272),
+    "kexec_file_load": (320, 294),
+    "kexec_load": (246, 104),
+    "keyctl": (250, 219),
+    "lookup_dcookie": (212, 18),
+    "mbind": (237, 235),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "migrate_pages": (256, 238),
+    "mount": (165, 40),
+    "mount_setattr": (442, 442),
+    "move_mount": (429, 429),
+    "move_pages": (279, 239),
+    "mq_open": (240, 180),
+    "msgget": (68, 186),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428),
+    "perf_event_open": (298, 241),
+    "pidfd_getfd": (438, 438),
+    "pivot_root": (155, 41),
+    "process_madvise": (440, 440),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "ptrace": (101, 117),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "reboot": (169, 142),
+    "request_key": (249, 218),
+    "semget": (64, 190),
+    "set_mempolicy": (238, 237),
+    "setdomainname": (171, 162),
+    "sethostname": (170, 161),
+    "setns": (308, 268),
+    "settimeofday": (164, 170),
+    "shmget": (29, 194),
+    "swapoff": (168, 225),
+    "swapon": (167, 224),
+    "syslog": (103, 116),
+    "umount2": (166, 39),
+    "unshare": (272, 97),
+    "userfaultfd": (323, 282),
+    "vhangup": (153, 58),
+    "vmsplice": (278, 75),
+}
+_FORBIDDEN_ON_X86 = {
+    "_sysctl": 156,
+    "ioperm": 173,
+    "iopl": 172,
+    "modify_ldt": 154,
+    "sysfs": 139,
+    "uselib": 134,
+    "ustat": 136,
+}
+_CLONE, _CLONE3, _KILL_CALL, _MMAP, _SOCKET = (56, 220), (435, 435), (62, 129), (9, 222), (41, 198)
+_TKILL, _TGKILL = (200, 130), (234, 131)
+
+
+def architecture() -> str | None:
+    """The name of this machine's architecture where there is a filter for it, for a 64-bit process."""
+    machine = platform.machine()
+    return machine if machine in _ARCHITECTURES and sys.maxsize > 1 << 32 and sys.byteorder == "little" else None
+
+
+def program(machine: str) -> bytes:
+    """The filter for `x86_64` or `aarch64`."""
+    at = 0 if machine == "x86_64" else 1
+    code = [_op(_LOAD, 4), _op(_EQUAL, _ARCHITECTURES[machine], 1, 0), _op(_RETURN, _KILL), _op(_LOAD, 0)]
+    if machine == "x86_64":
+        code += [_op(_AT_LEAST, _X32, 0, 1), _refuse(errno.ENOSYS)]
+        code += [one for number in _FORBIDDEN_ON_X86.values() for one in _when(number, [_refuse(errno.EPERM)])]
+    for numbers in _FORBIDDEN.values():
+        code += _when(numbers[at], [_refuse(errno.EPERM)])
+    # The C library asks for threads by clone3, whose flags a filter cannot read, and falls back to clone.
+    code += _when(_CLONE3[at], [_refuse(errno.ENOSYS)])
+    code += _when(_CLONE[at], [_argument(0), _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1), _refuse(errno.EPERM)])
+    code += _when(_SOCKET[at], [_argument(0), _op(_EQUAL, _AF_UNIX, 1, 0), _refuse(errno.EAFNOSUPPORT)])
+    # Shared memory without a file may be let go of without being given back, and then no limit counts it.
+    shared = [_op(_AND, _SHARED_ANONYMOUS), _op(_EQUAL, _SHARED_ANONYMOUS, 0, 1), _refuse(errno.EPERM)]
+    code += _when(_MMAP[at], [_argument(3), *shared])
+    supervisor = [_argument(0), _op(_EQUAL, 1, 0, 1), _refuse(errno.EPERM)]
+    everyone = [_op(_EQUAL, _EVERY_PROCESS, 0, 1), _refuse(errno.EPERM)]
+    code += _when(_KILL_CALL[at], [*supervisor, *everyone])
+    code += _when(_TKILL[at], supervisor) + _when(_TGKILL[at], supervisor)
+    return b"".join([*code, _op(_RETURN, _ALLOW)])
+
+
+def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("<HBBI", code, if_true, if_false, value)
+
+
+def _refuse(number: int) -> bytes:
+    return _op(_RETURN, _ERRNO | number)
+
+
+def _argument(index: int) -> bytes:
+    """Load the low half of an argument."""
+    return _op(_LOAD, 16 + 8 * index)
+
+
+def _when(number: int, then: list[bytes]) -> list[bytes]:
+    """`then` for one system call, which is allowed where that comes to no other end."""
+    return [_op(_EQUAL, number, 0, len(then) + 1), *then, _op(_RETURN, _ALLOW)]
