@@ -26,7 +26,19 @@ if TYPE_CHECKING:
     from unspool.rollout import MultiTurnRollout, Rollout, RolloutStats
     from unspool.template import ChatTemplate
     from unspool.types import Message, RolloutInterrupted, SamplingParams, ToolCall, UnspoolError
-    from unspool.world import Step, Tool, ToolManager, World, calculator, tool
+    from unspool.world import (
+        Env,
+        EnvTool,
+        EnvWorld,
+        Step,
+        StepResult,
+        TextEnv,
+        Tool,
+        ToolManager,
+        World,
+        calculator,
+        tool,
+    )
 
 __version__ = "0.1.0"
 
@@ -39,7 +51,7 @@ _HOMES = {
     "unspool.rollout": "MultiTurnRollout Rollout RolloutStats",
     "unspool.template": "ChatTemplate",
     "unspool.types": "Message RolloutInterrupted SamplingParams ToolCall UnspoolError",
-    "unspool.world": "Step Tool ToolManager World calculator tool",
+    "unspool.world": "Env EnvTool EnvWorld Step StepResult TextEnv Tool ToolManager World calculator tool",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -48,6 +60,9 @@ __all__ = [
     "Cause",
     "ChatTemplate",
     "Engine",
+    "Env",
+    "EnvTool",
+    "EnvWorld",
     "Episode",
     "GenerateRequest",
     "Generation",
@@ -64,6 +79,8 @@ __all__ = [
     "ScriptedEngine",
     "Span",
     "Step",
+    "StepResult",
+    "TextEnv",
     "TokenPolicy",
     "Tool",
     "ToolCall",

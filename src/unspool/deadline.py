@@ -29,8 +29,9 @@ class TimeUpError(UnspoolError, TimeoutError):
 class Deadline:
     """So many seconds from now on, for any number of awaits one after another."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, whose: str = "the episode") -> None:
         self._seconds = seconds
+        self._whose = whose
         self._end = time.monotonic() + seconds
 
     async def hold(self, work: Awaitable[T]) -> T:
@@ -48,7 +49,7 @@ class Deadline:
         if task.done():
             return task.result()
         await _cancel(task)
-        raise TimeUpError(f"the episode took longer than its {self._seconds} s")
+        raise TimeUpError(f"{self._whose} took longer than its {self._seconds} s")
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:

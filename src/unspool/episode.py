@@ -2,7 +2,8 @@
 
 The order of checks in a turn is fixed: sample, `length`?, trajectory cap?, no calls: done, turn cap?, tools. No tool
 runs after a turn that was cut, nor behind the last turn that is allowed. An error ends the episode as a value on it
-(`api_error`); only cancellation leaves `run_episode` as an exception.
+(`api_error`); only cancellation leaves `run_episode` as an exception. A world that was opened is closed, whatever
+ended the episode.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from unspool.deadline import Deadline, TimeUpError
 from unspool.policy import Policy, Turn
@@ -27,14 +28,21 @@ from unspool.types import (
     StopReason,
     ToolCall,
     ToolInfo,
+    Trajectory,
     check_value,
     is_count,
 )
-from unspool.world.protocol import Step, World
+from unspool.world.making import Given, make_world
+from unspool.world.protocol import LiveWorld, Step, World
+
+T = TypeVar("T")
 
 logger = logging.getLogger("unspool")
 
 _NO_MORE_CALLS = "no more tool calls are allowed in this conversation; answer with what you have"
+
+_CLOSING = 15.0
+"""Seconds that a world may take to close."""
 
 TRUNCATING: frozenset[StopReason] = frozenset({"length", "max_turns", "timeout"})
 """The stop reasons that mean: a limit ended the episode."""
@@ -78,7 +86,10 @@ class Episode:
         turns: what the policy said, each `Turn` with its calls, their token spans and their status.
         tool_errors: dicts with `turn`, `name`, `call_id`, `kind`, `error`.
         timings: seconds: `generate` and `tools` as summed waiting times, `total`.
-        reward: the sum of what the world gave; None where it gave nothing.
+        reward: the sum of what the world gave; None where it gave nothing. Where the world evaluates the whole, what
+            that gave; then None for an episode that failed or was timed out.
+        reward_error: why evaluating failed.
+        info: further facts that the world gave, the latest of each name.
     """
 
     messages: list[MessageDict]
@@ -90,6 +101,8 @@ class Episode:
     tool_errors: list[dict[str, Any]] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=lambda: {"generate": 0.0, "tools": 0.0, "total": 0.0})
     reward: float | None = None
+    reward_error: str | None = None
+    info: dict[str, Any] = field(default_factory=dict)
 
     def end(self, reason: StopReason, error: str | None = None) -> None:
         """Close the episode; the first reason given stands."""
@@ -112,7 +125,7 @@ class Observer(Protocol):
 
 async def run_episode(
     policy: Policy,
-    world: World | None,
+    world: Given | None,
     limits: Limits | None = None,
     *,
     messages: Sequence[MessageDict] = (),
@@ -122,12 +135,13 @@ async def run_episode(
     seed: Callable[[int], int] | int = 0,
     episode: Episode | None = None,
     observer: Observer | None = None,
+    trajectory: Trajectory | None = None,
 ) -> Episode:
     """Run one conversation to its end.
 
     Args:
         policy: who speaks.
-        world: who answers; None: the first turn is the last.
+        world: who answers: a World, an Env, or what makes one, which is called here; None: the first turn is the last.
         limits: see `Limits`.
         messages: the conversation so far.
         tools: what is offered to the model; None: what the world offers.
@@ -136,6 +150,7 @@ async def run_episode(
         seed: a function from the turn (from 0) to its seed, or the seed of the first, from which the others count.
         episode: to be filled in, for a caller that wants to see it even if it is cancelled.
         observer: told what is going on.
+        trajectory: what a world is opened (and made) with; None: one of the messages alone.
 
     Returns:
         The episode, ended. What the policy or the world raised is in `error`.
@@ -144,7 +159,9 @@ async def run_episode(
     drive = _Drive(policy, world, limits or Limits(), episode, observer)
     started = time.perf_counter()
     try:
+        await drive.open(trajectory)
         await drive.run(tools, params, session, seed if callable(seed) else lambda turn: seed + turn)
+        await drive.evaluate()
     except TimeUpError as error:
         episode.end("timeout", f"{error} (in {drive.doing})")
     except asyncio.CancelledError as error:
@@ -160,18 +177,21 @@ async def run_episode(
         drive.failed(error)
     finally:
         episode.timings["total"] = time.perf_counter() - started
+        await drive.close()
     return episode
 
 
 class _Drive:
     """One run of the loop; it exists to keep what the turns share."""
 
-    __slots__ = ("calls_run", "deadline", "doing", "episode", "limits", "observer", "policy", "world")
-
     def __init__(
-        self, policy: Policy, world: World | None, limits: Limits, episode: Episode, observer: Observer | None
+        self, policy: Policy, world: Given | None, limits: Limits, episode: Episode, observer: Observer | None
     ) -> None:
-        self.policy, self.world, self.limits = policy, world, limits
+        self.policy, self.given, self.limits = policy, world, limits
+        self.world: World | None = None
+        self.trajectory: Trajectory = {}
+        self.evaluating: Callable[[Trajectory], Awaitable[float | None]] | None = None
+        self.over = False
         self.episode, self.observer = episode, observer
         self.doing: str = "start"
         self.calls_run = 0
@@ -180,6 +200,70 @@ class _Drive:
     def failed(self, error: BaseException) -> None:
         logger.debug("an episode ended with an error (in %s)", self.doing, exc_info=error)
         self.episode.end("api_error", f"{type(error).__name__}: {error}")
+
+    async def hold(self, work: Awaitable[T]) -> T:
+        return await (work if self.deadline is None else self.deadline.hold(work))
+
+    # ------------------------------------------------------------------ the life of the world
+
+    async def open(self, trajectory: Trajectory | None) -> None:
+        """Make the world and open it, where it has to be; what it says first goes behind the messages."""
+        if self.given is None or (isinstance(self.given, World) and not isinstance(self.given, type | LiveWorld)):
+            self.world = self.given
+            return
+        messages = [dict(message) for message in self.episode.messages]
+        self.trajectory = {"messages": messages} if trajectory is None else trajectory
+        started = self._begin("tools")
+        try:
+            self.doing = "making the world"
+            await self.hold(self._make())
+            if isinstance(self.world, LiveWorld):
+                self.doing = "opening the world"
+                self.evaluating = getattr(self.world, "evaluate", None)
+                opened = await self.hold(self.world.open(self.trajectory))
+                self._take(opened if isinstance(opened, Step) else Step(opened))
+        finally:
+            self._end("tools", started)
+
+    async def _make(self) -> None:
+        # Kept here, not where it is waited for: a wait that is cut short loses the result.
+        self.world = await make_world(self.given, self.trajectory)
+        if self.over:
+            await self.close()
+
+    async def evaluate(self) -> None:
+        """Ask for the reward of the whole, where the world gives one."""
+        evaluating, self.evaluating = self.evaluating, None
+        if evaluating is None:
+            return
+        episode = self.episode
+        facts = ("turns", "stop_reason", "truncated", "error", "tool_errors", "reward")
+        finished = {**self.trajectory, "messages": episode.messages, **{name: getattr(episode, name) for name in facts}}
+        finished["turns"], episode.reward = len(episode.turns), None
+        try:
+            episode.reward = await self.hold(evaluating(finished))
+        except Exception as error:
+            logger.debug("an episode could not be evaluated", exc_info=error)
+            episode.reward_error = f"{type(error).__name__}: {error}"
+
+    async def close(self) -> None:
+        """Close the world; neither a cancellation nor a failure keeps it from that, nor a world that hangs for ever."""
+        self.over = True
+        if self.evaluating is not None:  # it failed, or was timed out: the sum so far would pass for the evaluation
+            self.evaluating = self.episode.reward = None
+        world = self.world
+        if not isinstance(world, LiveWorld):
+            return
+        closing, cancelled = asyncio.ensure_future(_close(world)), None
+        while not closing.done():
+            try:
+                await asyncio.shield(closing)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    # ------------------------------------------------------------------ the turns
 
     async def run(
         self,
@@ -202,7 +286,7 @@ class _Drive:
                     seed=seed(len(episode.turns)),
                     max_total=limits.max_trajectory_tokens,
                 )
-                said = await (extending if self.deadline is None else self.deadline.hold(extending))
+                said = await self.hold(extending)
             finally:
                 self._end("generate", started)
             if self._note(said):
@@ -241,20 +325,25 @@ class _Drive:
 
     async def _answer(self, said: Turn) -> None:
         assert self.world is not None and said.message is not None
-        episode, turn = self.episode, len(self.episode.turns) - 1
+        turn = len(self.episode.turns) - 1
         started = self._begin("tools")
         try:
             answering = self.world.step(self._within_budget(said.message))
             if not inspect.isawaitable(answering):
                 raise InvalidTypeError(f"{type(self.world).__name__}.step must be an async function")
-            step = await (answering if self.deadline is None else self.deadline.hold(answering))
+            step = await self.hold(answering)
         finally:
             self._end("tools", started)
         if not isinstance(step, Step):
             raise InvalidTypeError(f"{type(self.world).__name__}.step must return a Step, not {type(step).__name__}")
+        self._take(step, turn)
+
+    def _take(self, step: Step, turn: int = -1) -> None:
+        episode = self.episode
         episode.messages.extend(step.messages)
         for failure in step.failures:
             episode.tool_errors.append({"turn": turn, **asdict(failure)})
+        episode.info.update(step.info)
         if step.reward is not None:
             episode.reward = (episode.reward or 0.0) + step.reward
         if step.done:
@@ -282,6 +371,13 @@ class _Drive:
         self.episode.timings[name] += time.perf_counter() - started
         if self.observer is not None:
             self.observer.phase(name, -1)
+
+
+async def _close(world: LiveWorld) -> None:
+    try:
+        await Deadline(_CLOSING, f"closing {type(world).__name__}").hold(world.close())
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        logger.warning("a world was not closed: %s: %s", type(error).__name__, error)
 
 
 def malformed(said: Turn) -> str | None:

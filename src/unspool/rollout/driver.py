@@ -13,7 +13,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 from unspool.episode import Limits, run_episode
 from unspool.loop import run_sync, submit
@@ -35,11 +35,12 @@ from unspool.types import (
     check_value,
     is_count,
 )
+from unspool.world.making import Given, comes_alive
 from unspool.world.protocol import World
 
 logger = logging.getLogger("unspool")
 
-Worlds = World | Sequence[World | None] | None
+Worlds = Given | Sequence[Given | None] | None
 
 
 class RolloutPolicy(Policy, Protocol):
@@ -290,6 +291,7 @@ class _Run:
                 seed=job.seed,
                 episode=job.episode,
                 observer=self.stats,
+                trajectory=job.opening(),
             )
         except Exception as error:  # of the preparation: `run_episode` raises none
             job.episode.end("api_error", f"{type(error).__name__}: {error}")
@@ -298,10 +300,11 @@ class _Run:
 
     def _offered(self, job: Job) -> list[ToolInfo] | None:
         """The tools of an episode; episodes that share a world share one list of them."""
-        if job.tools is not None or job.world is None:
-            return job.tools
+        if job.tools is not None or job.world is None or comes_alive(job.world):
+            return job.tools  # what a world of the episode's own offers is known when it is open
         if self._shared is None or self._shared[0] is not job.world:
-            self._shared = job.world, job.world.tool_infos()
+            world = cast(World, job.world)
+            self._shared = world, world.tool_infos()
         return self._shared[1]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from unspool.episode import Episode
 from unspool.template.switches import check_switches
 from unspool.types import InvalidTypeError, InvalidValueError, MessageDict, ToolInfo, Trajectory
-from unspool.world.protocol import World
+from unspool.world.making import Given, comes_alive, for_one_episode, problem_with
 
 
 @dataclass(eq=False, slots=True)
@@ -23,7 +23,7 @@ class Job:
 
     trajectory: Trajectory
     id: str
-    world: World | None
+    world: Given | None
     session: str
     seed_key: tuple[object, ...]
     group: int | None = None
@@ -31,11 +31,20 @@ class Job:
     tools: list[ToolInfo] | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     problem: Exception | None = None
+    world_seed: int = 0
     episode: Episode = field(default_factory=lambda: Episode([]))
 
     def seed(self, turn: int) -> int:
         """The seed of a turn (from 0)."""
         return derive_seed(*self.seed_key, turn)
+
+    def opening(self) -> Trajectory | None:
+        """What a world of the episode's own is made and opened with; None where it has none."""
+        if not comes_alive(self.world):
+            return None
+        facts = {"id": self.id, "seed": self.world_seed, "group": self.group, "sample": self.sample}
+        known = {name: fact for name, fact in facts.items() if fact is not None}
+        return {**known, **self.trajectory, "messages": [_own_copy(message) for message in self.episode.messages]}
 
 
 def derive_seed(*parts: object) -> int:
@@ -45,7 +54,7 @@ def derive_seed(*parts: object) -> int:
 
 def make_jobs(
     trajectories: Sequence[Trajectory],
-    worlds: World | Sequence[World | None] | None,
+    worlds: Given | Sequence[Given | None] | None,
     *,
     run_seed: int,
     step: object,
@@ -76,6 +85,7 @@ def make_jobs(
                 world=aligned[len(jobs)],
                 session=f"{prefix}-{len(jobs)}",
                 seed_key=(run_seed, step, ident, seen[ident]),
+                world_seed=derive_seed(run_seed, step, ident, seen[ident] - sample, "world"),
                 group=index if grouped else None,
                 sample=sample if grouped else None,
             )
@@ -89,34 +99,44 @@ def make_jobs(
 
 
 def check_worlds(worlds: object, name: str = "tool_manager") -> None:
-    """Refuse what is no tool manager, nor a list of them."""
+    """Refuse what is no world and makes none, or a list with such a thing."""
     for world in worlds if isinstance(worlds, (list, tuple)) else [worlds]:
-        if world is not None and not (isinstance(world, World) and not isinstance(world, type)):
+        wrong = None if world is None else problem_with(world)
+        if wrong is not None:
             raise InvalidTypeError(
-                f"{name} must be a ToolManager, a list of one for each trajectory, or None, "
-                f"and {_name(world)} is neither; put tools into ToolManager([...])"
+                f"{name} must be a ToolManager, an Env or what makes one, a list of one for each trajectory, or None, "
+                f"and {wrong} neither; put tools into ToolManager([...])"
             )
 
 
-def _name(value: object) -> str:
-    """A value in an error message: its name where it has one, else its type."""
-    name = getattr(value, "name", getattr(value, "__name__", None))
-    return f"a {type(value).__name__}" + (f" named {name!r}" if isinstance(name, str) else "")
+def _check_shared(worlds: Sequence[Given | None]) -> None:
+    """Refuse one world with state for two episodes."""
+    seen: set[int] = set()
+    for world in worlds:
+        if world is not None and for_one_episode(world):
+            if id(world) in seen:
+                raise InvalidValueError(
+                    f"one {type(world).__name__} cannot serve several episodes, because it has the state of one; give "
+                    "a function (or class) that makes one, which is called for each episode, or a list of one for each"
+                )
+            seen.add(id(world))
 
 
-def _aligned(worlds: World | Sequence[World | None] | None, count: int, members: int) -> Sequence[World | None]:
+def _aligned(worlds: Given | Sequence[Given | None] | None, count: int, members: int) -> Sequence[Given | None]:
     """A world for each episode. A list is one for each trajectory, or one for each member of each group."""
     check_worlds(worlds)
+    each: list[Given | None]
     if not isinstance(worlds, (list, tuple)):
-        return [worlds] * (count * members)  # type: ignore[list-item]
-    if len(worlds) == count * members:
-        return worlds
-    if len(worlds) == count:
-        return [world for world in worlds for _ in range(members)]
-    each = "" if members == 1 else f" or one for each of their {members} members"
-    raise InvalidValueError(
-        f"tool_manager is a list of {len(worlds)} for {count} trajectories; give one for each{each}"
-    )
+        each = [worlds] * (count * members)  # type: ignore[list-item]
+    elif len(worlds) in (count * members, count):
+        each = [world for world in worlds for _ in range(count * members // max(1, len(worlds)))]
+    else:
+        wanted = "" if members == 1 else f" or one for each of their {members} members"
+        raise InvalidValueError(
+            f"tool_manager is a list of {len(worlds)} for {count} trajectories; give one for each{wanted}"
+        )
+    _check_shared(each)
+    return each
 
 
 def _read(job: Job, trajectory: Trajectory, *, copy: bool) -> None:
@@ -125,7 +145,9 @@ def _read(job: Job, trajectory: Trajectory, *, copy: bool) -> None:
         raise InvalidTypeError(f"a trajectory must be a dict with 'messages', not {type(trajectory).__name__}")
     job.trajectory = deepcopy(dict(trajectory)) if copy else dict(trajectory)
     messages = trajectory.get("messages")
-    if not isinstance(messages, (list, tuple)) or not messages:
+    if not messages and comes_alive(job.world):
+        messages = []  # the world has the first word
+    elif not isinstance(messages, (list, tuple)) or not messages:
         raise InvalidValueError("a trajectory needs 'messages': a list with at least one message")
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -160,7 +182,7 @@ def _own_copy(message: Mapping[str, Any]) -> MessageDict:
     return {key: value if isinstance(value, str) else deepcopy(value) for key, value in message.items()}
 
 
-_SOMETIMES = ("branches", "branch", "reward", "reward_error", "group", "sample")
+_SOMETIMES = ("branches", "branch", "reward", "reward_error", "env_info", "group", "sample")
 
 
 def _passed_through(trajectory: Trajectory) -> Trajectory:
@@ -189,6 +211,10 @@ def finished(job: Job) -> Trajectory:
     }
     if episode.reward is not None:
         output["reward"] = episode.reward
+    if episode.reward_error is not None:
+        output["reward_error"] = episode.reward_error
+    if episode.info:
+        output["env_info"] = episode.info
     if job.group is not None:
         output["group"], output["sample"] = job.group, job.sample
     return output

@@ -1,8 +1,26 @@
 """The world that answers a model: tools and whoever runs them."""
 
 from unspool.world.calculator import calculator
+from unspool.world.env import Env, EnvTool, TextEnv
+from unspool.world.env_calls import EnvError
+from unspool.world.env_world import EnvWorld
 from unspool.world.manager import ToolManager
-from unspool.world.protocol import Step, ToolFailure, World
+from unspool.world.protocol import LiveWorld, Step, StepResult, ToolFailure, World
 from unspool.world.tool import Tool, tool
 
-__all__ = ["Step", "Tool", "ToolFailure", "ToolManager", "World", "calculator", "tool"]
+__all__ = [
+    "Env",
+    "EnvError",
+    "EnvTool",
+    "EnvWorld",
+    "LiveWorld",
+    "Step",
+    "StepResult",
+    "TextEnv",
+    "Tool",
+    "ToolFailure",
+    "ToolManager",
+    "World",
+    "calculator",
+    "tool",
+]

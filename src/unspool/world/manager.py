@@ -118,6 +118,11 @@ class ToolManager:
         return list(self._tools)
 
     @property
+    def has_state(self) -> bool:
+        """Whether a tool acts on an environment, so that the manager belongs to one episode."""
+        return any(one.in_order for one in self._tools.values())
+
+    @property
     def concurrency(self) -> int | None:
         """Most calls at once on one event loop; None: any number."""
         return None if self._gate is None else self._gate.limit
