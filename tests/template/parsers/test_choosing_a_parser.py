@@ -23,7 +23,10 @@ LLAMA = "llama3_1 llama3_2"
 DEEPSEEK = "deepseekv3 deepseekv3_training deepseek_r1_distill deepseek_r1_distill_training"
 GLM = "glm4moe glm4moe_training"
 PYTHONIC = "lfm2 lfm2_training lfm2_v2 lfm2_v2_training lfm2_2_5 lfm2_2_5_v2 lfm2_2_5_vl"
+GEMMA4 = "gemma4 gemma4_v2 gemma4_v3 gemma4_v4 gemma4_v5 diffusion_gemma diffusion_gemma_training"
 EXPECTED = {
+    **dict.fromkeys(("gptoss", "gptoss_training"), "harmony"),
+    **dict.fromkeys(GEMMA4.split(), "gemma4"),
     **dict.fromkeys(HERMES.split(), "hermes"),
     **dict.fromkeys(XML.split(), "qwen3_coder"),
     **dict.fromkeys(LLAMA.split(), "llama3_json"),
@@ -46,12 +49,12 @@ def test_every_template_of_trl_gets_its_parser_or_none(templates: dict[str, str]
 
 def test_the_template_outweighs_the_name_of_the_tokenizer(templates: dict[str, str]) -> None:
     assert named(choose_parser(templates["llama3_1"], "Qwen/Qwen3-8B")) == "llama3_json"
-    assert choose_parser(templates["gptoss"], "Qwen/Qwen3-8B") is None
+    assert named(choose_parser(templates["gptoss"], "Qwen/Qwen3-8B")) == "harmony"
     assert named(choose_parser(templates["glm4moe"], "Qwen/Qwen3-8B")) == "glm"
     assert (
         named(choose_parser(templates["deepseek_r1_distill"], "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B")) == "deepseek"
     )
-    assert choose_parser(templates["gemma4"], "Qwen/Qwen3-8B") is None
+    assert named(choose_parser(templates["gemma4"], "Qwen/Qwen3-8B")) == "gemma4"
 
 
 def test_the_template_of_the_built_in_engine_is_hermes() -> None:
@@ -86,7 +89,9 @@ def test_the_template_of_the_built_in_engine_is_hermes() -> None:
         ("zai-org/glm-4-9b-chat", None),
         ("deepseek-ai/DeepSeek-V3.2", None),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", None),
-        ("openai/gpt-oss-20b", None),
+        ("openai/gpt-oss-20b", "harmony"),
+        ("google/gemma-4-E2B-it", "gemma4"),
+        ("google/gemma-3-4b-it", None),
         ("someone/something", None),
         ("", None),
     ],
@@ -97,9 +102,16 @@ def test_a_template_that_shows_nothing_leaves_the_choice_to_the_name(name: str, 
 
 def test_a_parser_can_be_named() -> None:
     assert {"hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek", "glm", "kimi_k2"} <= set(PARSERS)
+    assert {"harmony", "gemma4", "react", "cline"} <= set(PARSERS)
     for name, parser in PARSERS.items():
         assert choose_parser("<tool_call> arguments", "gpt-oss", name) is parser
         assert isinstance(parser, ToolParser)
+
+
+def test_formats_that_no_template_is_made_for_are_never_chosen(templates: dict[str, str]) -> None:
+    chosen = {named(choose_parser(source, name)) for name, source in templates.items()}
+    assert not chosen & {"react", "cline"}
+    assert choose_parser("Thought: Action: Action Input: <tool_name>", "react-cline") is None
 
 
 def test_an_unknown_name_is_an_error_that_shows_the_nearest_and_all() -> None:

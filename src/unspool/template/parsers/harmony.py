@@ -80,6 +80,7 @@ class _Header(NamedTuple):
     role: str
     channel: str
     recipient: str | None
+    said: tuple[int, int]  # what stands behind the role and before its recipient: nothing, as a rule
 
 
 class _Reader:
@@ -126,26 +127,27 @@ class _Reader:
                 error = f"the call was cut off before {MESSAGE}" if cut else f"the header of the call lacks {MESSAGE}"
                 self._broken(name, start, start, follows.start, error, cut)
             return follows.end if follows.word in _ENDS else follows.start
-        said = _RECIPIENT.sub("", header.role.removeprefix("assistant"))
-        if said.strip():
-            self.content.append(said)
+        if self._keep(*header.said):
+            start = header.said[1]
         if name is not None:
             return self._call(name, start, follows.end)
         return self._body(header.channel, follows.end)
 
     def _header(self, first: int, last: int, end: int) -> _Header:
-        role, channel, recipient = "assistant", "", None
+        role, channel, recipient, said = "assistant", "", None, (0, 0)
         for index in range(first, last):
             mark = self._marks[index]
             part = self._text[mark.end : end if index + 1 == last else self._marks[index + 1].start]
-            if mark.word == START:
-                role = part.lstrip()
-            elif mark.word == CHANNEL:
-                channel = part.split(maxsplit=1)[0] if part.strip() else ""
             found = _RECIPIENT.search(part)
             if found is not None:
                 recipient = found.group(1)
-        return _Header(role, channel, recipient)
+            if mark.word == START:
+                role = part.lstrip()
+                behind = mark.end + len(part) - len(role.removeprefix("assistant"))
+                said = (behind, mark.end + (found.start() if found else len(part)))
+            elif mark.word == CHANNEL:
+                channel = part.split(maxsplit=1)[0] if part.strip() else ""
+        return _Header(role, channel, recipient, said)
 
     def _tool_name(self, recipient: str | None) -> str | None:
         """The tool that a recipient names: with or without its namespace; None for people and the model itself."""
@@ -213,8 +215,9 @@ class _Reader:
         if end > start:
             self.calls.append(ParsedCall(call.name, call.arguments, start, end, call.status, call.error))
 
-    def _keep(self, start: int, end: int) -> None:
-        """Text outside the messages, which nothing asked for: it is kept where it is not blank."""
+    def _keep(self, start: int, end: int) -> bool:
+        """Keep text outside the messages, which nothing asked for, where it is not blank; says whether it is not."""
         part = self._text[max(start, self._skip) : end]
         if part.strip():
             self.content.append(part)
+        return bool(part.strip())

@@ -150,6 +150,8 @@ def _in_brackets(
 
 def _behind_label(text: str, start: int, name: str, at: int, schemas: Mapping[str, Mapping[str, Any]]) -> ParsedCall:
     first = skip_blank(text, at)
+    if first == len(text):
+        return _broken(text, start, at, name, _Fault("the action was cut off before its input", cut=True))
     if text.startswith("{", first):
         decoded = decode_at(text, first)
         if decoded.error is not None:
