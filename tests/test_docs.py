@@ -233,6 +233,14 @@ def of_torch_engine() -> set[str]:
     return parameters(TorchEngine.__init__) | (parameters(TorchEngine.from_pretrained) - {"path"})
 
 
+def of_minimind() -> set[str]:
+    from unspool.engines import RolloutResult
+    from unspool.rollout import SingleRollout, rollout_batch, rollout_single
+
+    of_functions = parameters(rollout_batch) | parameters(rollout_single)
+    return of_functions | set(SingleRollout._fields) | names_of(RolloutResult)
+
+
 _NAMED: dict[str, Callable[[], set[str]]] = {
     "docs/rollouts.md": lambda: (
         parameters(MultiTurnRollout.__init__)
@@ -253,6 +261,7 @@ _NAMED: dict[str, Callable[[], set[str]]] = {
     ),
     "docs/templates.md": lambda: (parameters(ChatTemplate.__init__) | set(PARSERS)) - {"tokenizer_or_name"},
     "docs/engines.md": of_torch_engine,
+    "docs/minimind.md": of_minimind,
     "docs/concepts.md": lambda: {str(cause) for cause in Cause},
     "README.md": lambda: set(get_args(StopReason)) | set(a_whole_trajectory()),
     "README.zh-CN.md": lambda: set(get_args(StopReason)) | set(a_whole_trajectory()),
