@@ -303,7 +303,12 @@ async def test_an_update_within_a_turn_leaves_both_versions_each_scored_by_its_o
         [turn] = await converse(engine, 0, 1, first=50, max_tokens=(4,))
         [idle] = await converse(engine, 1, 1, first=30)
         watch.passes.clear()
-        watch.before = lambda number: loop.call_soon_threadsafe(reached.set) if number == 5 else None
+
+        def at_the_fifth_pass(number: int) -> None:
+            if number == 5:
+                loop.call_soon_threadsafe(reached.set)
+
+        watch.before = at_the_fifth_pass
         following = GenerateRequest(turn.asked.input_ids + turn.answer.tokens, SamplingParams(max_tokens=200), "s0", 5)
         task = asyncio.ensure_future(engine.generate(following))
         await reached.wait()
