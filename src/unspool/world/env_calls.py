@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from unspool.deadline import Deadline
+from unspool.deadline import Deadline, TimeUpError
 from unspool.threads import THREADS
 from unspool.types import InvalidTypeError, UnspoolError
 from unspool.world.protocol import StepResult
@@ -88,9 +88,12 @@ class EnvCalls:
         """Await one of the calls, no longer than so many seconds.
 
         Raises:
-            TimeUpError: it was not done by then.
+            EnvError: it was not done by then.
         """
-        return await (work if seconds is None else Deadline(seconds, self._name(name)).hold(work))
+        try:
+            return await (work if seconds is None else Deadline(seconds, self._name(name)).hold(work))
+        except TimeUpError as error:  # of this call, not of the episode
+            raise EnvError(str(error)) from None
 
     async def result(self, function: Callable[..., Any], *args: Any) -> StepResult:
         """As `call`, for what has to give a StepResult."""
@@ -142,7 +145,7 @@ class EnvCalls:
         """Close the environment once, no longer than so many seconds.
 
         Raises:
-            TimeUpError: it was not done by then.
+            EnvError: it was not done by then.
             Exception: what `close` raised.
         """
         if self._hung is not None and self._returned is not None:
