@@ -87,7 +87,7 @@ def test_the_template_of_the_built_in_engine_is_hermes() -> None:
         ("moonshotai/Kimi-K2-Instruct", "kimi_k2"),
         ("moonshotai/Kimi-Dev-72B", None),
         ("zai-org/glm-4-9b-chat", None),
-        ("deepseek-ai/DeepSeek-V3.2", None),
+        ("deepseek-ai/DeepSeek-V3.2", "deepseek_dsml"),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", None),
         ("openai/gpt-oss-20b", "harmony"),
         ("google/gemma-4-E2B-it", "gemma4"),
@@ -101,7 +101,17 @@ def test_a_template_that_shows_nothing_leaves_the_choice_to_the_name(name: str, 
 
 
 def test_a_parser_can_be_named() -> None:
-    assert {"hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek", "glm", "kimi_k2"} <= set(PARSERS)
+    assert {
+        "hermes",
+        "qwen3_coder",
+        "llama3_json",
+        "pythonic",
+        "mistral",
+        "deepseek",
+        "deepseek_dsml",
+        "glm",
+        "kimi_k2",
+    } <= set(PARSERS)
     assert {"harmony", "gemma4", "react", "cline"} <= set(PARSERS)
     for name, parser in PARSERS.items():
         assert choose_parser("<tool_call> arguments", "gpt-oss", name) is parser

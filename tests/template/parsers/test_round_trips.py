@@ -161,6 +161,6 @@ def test_an_independent_parser_reads_the_same(
 
 
 def test_every_parser_is_tried_here() -> None:
-    elsewhere = {"mistral", "deepseek", "glm", "kimi_k2"}  # test_calls_between_marks, test_glm_calls
+    elsewhere = {"mistral", "deepseek", "deepseek_dsml", "glm", "kimi_k2"}  # test_marked_round_trips, test_families
     elsewhere |= {"harmony", "gemma4", "react", "cline"}  # each in a file of its own
     assert set(PARSERS) == {"hermes", "qwen3_coder", "llama3_json", "pythonic"} | elsewhere

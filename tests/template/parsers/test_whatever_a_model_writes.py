@@ -30,6 +30,11 @@ DEEPSEEK = (
     '{"x": "a\\"b", "n": [1, {}]}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}'
     '\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜> so <｜tool▁call▁begin｜>f<｜tool▁sep｜>{"x": "y"}<｜tool▁call▁end｜>'
 )
+DSML = (
+    'Hi\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="x" string="true">a\n'
+    '</｜DSML｜parameter>\n<｜DSML｜parameter name="n" string="false">[1, {}]</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    '<｜DSML｜invoke name="g">\n\n</｜DSML｜invoke>\n</｜DSML｜function_calls> so'
+)
 GLM = (
     "Hi\n<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>a\n</arg_value>\n<arg_key>n</arg_key>\n<arg_value>[1]</arg_value>\n"
     "</tool_call>\n<tool_call>g\n</tool_call> so <tool_call>g<arg_key>k</arg_key><arg_value>1</arg_value></tool_call>"
@@ -41,7 +46,8 @@ KIMI = (
 )
 HARMONY = (
     "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>Hi<|end|>"
-    '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": "a\\"b", "n": [1, {}]}<|call|>'
+    '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": "a\\"b", "n": [1, {}]}'
+    "<|call|>"
     "<|start|>assistant to=functions.g<|channel|>commentary json<|message|>{}<|call|>"
     "<|start|>assistant<|channel|>final<|message|>so<|return|>"
 )
@@ -61,6 +67,7 @@ VALID = {
     "pythonic": PYTHONIC,
     "mistral": MISTRAL,
     "deepseek": DEEPSEEK,
+    "deepseek_dsml": DSML,
     "glm": GLM,
     "kimi_k2": KIMI,
     "harmony": HARMONY,
@@ -85,7 +92,9 @@ PIECES = (
     "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
     "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "```json", "```", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
-    "<|tool_call_argument_begin|>", "functions.f:0",
+    "<|tool_call_argument_begin|>", "functions.f:0", "<｜DSML｜function_calls>", "</｜DSML｜function_calls>",
+    '<｜DSML｜invoke name="f">', "</｜DSML｜invoke>", '<｜DSML｜parameter name="x" string="true">',
+    '<｜DSML｜parameter name="n" string="false">', "</｜DSML｜parameter>",
     "<|start|>", "assistant", " to=functions.f", "<|channel|>", "analysis", "<|constrain|>", "<|message|>", "<|end|>",
     "<|call|>", "<|return|>", "<|tool_call>", "<tool_call|>", '<|"|>', "call:f{", "<|channel>", "<channel|>",
     "<|tool_response>", "Action:", "Action Input:", "Observation:", "Thought:", "Finish", "<f>", "</f>", "<x>", "</x>",
@@ -207,6 +216,10 @@ def hostile() -> dict[str, str]:
         "[TOOL_CALLS]f[ARGS]{} ",
         "[TOOL_CALLS][{",
         '{"name": "f"}, ',
+        '<｜DSML｜invoke name="f">',
+        '<｜DSML｜invoke name="f"></｜DSML｜invoke> ',
+        '<｜DSML｜invoke name="f"><｜DSML｜parameter name="x" string="true">',
+        '<｜DSML｜parameter name="x" string="false">{}</｜DSML｜parameter>',
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
         "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{",
@@ -221,6 +234,7 @@ def hostile() -> dict[str, str]:
     ]
     openings = ("", "<tool_call>", '<tool_call>{"name": "', "[f(a=", "<|tool_call_start|>[f(a=", '{"name": "f", ')
     openings += ("[TOOL_CALLS][", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>", "<tool_call>f<arg_key>x</arg_key><arg_value>")
+    openings += ('<｜DSML｜invoke name="f"><｜DSML｜parameter name="x" string="false">',)
     chosen = random.Random(0).choices(openings, k=len(units))
     texts = {f"{unit!a} on end": unit * (size // len(unit)) for unit in units}
     for unit, opening in zip(units, chosen, strict=True):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from unspool.template.parsers.base import ToolParser
 from unspool.template.parsers.cline import ClineParser
 from unspool.template.parsers.deepseek import DeepSeekParser
+from unspool.template.parsers.dsml import DsmlParser
 from unspool.template.parsers.gemma4 import Gemma4Parser
 from unspool.template.parsers.glm import GlmParser
 from unspool.template.parsers.harmony import HarmonyParser
@@ -34,6 +35,7 @@ _ALL: tuple[ToolParser, ...] = (
     PythonicParser(),
     MistralParser(),
     DeepSeekParser(),
+    DsmlParser(),
     GlmParser(),
     KimiParser(),
     HarmonyParser(),
@@ -64,7 +66,7 @@ FORMATS: tuple[Format, ...] = (
     Format(("<|channel|>",), "harmony"),  # gpt-oss
     Format(("<atem:",), None),  # Muse
     Format(("tool▁call",), "deepseek"),  # DeepSeek V3, R1, V3.1
-    Format(("｜DSML｜",), None),  # DeepSeek V3.2 and later
+    Format(("｜DSML｜",), "deepseek_dsml"),  # DeepSeek V3.2 and later
     Format(("<|tool_call_begin|>",), "kimi_k2"),  # Kimi K2
     Format(("<invoke name=",), None),  # MiniMax M2
     Format(("[TOOL_CALLS]",), "mistral"),  # Mistral
@@ -86,6 +88,7 @@ NAMES: tuple[tuple[re.Pattern[str], str | None], ...] = tuple(
         (r"qwen-?3[-_.]?coder|qwen-?3\.[5-9]|nemotron[-_]?3", "qwen3_coder"),
         (r"mi(?:ni)?stral|mixtral|magistral|devstral", "mistral"),
         (r"deepseek[-_]?(?:v3(?!\.[2-9])|r1(?!-distill))", "deepseek"),
+        (r"deepseek[-_]?v(?:3\.2|4)", "deepseek_dsml"),
         (r"glm-?(?:4\.[5-9]|5)", "glm"),
         (r"kimi-?k2", "kimi_k2"),
         (r"gpt-?oss", "harmony"),

@@ -1,0 +1,141 @@
+"""DeepSeek V3.2 and later: calls as tags that carry the mark `｜DSML｜`, each value with its type.
+
+    <｜DSML｜function_calls>
+    <｜DSML｜invoke name="name">
+    <｜DSML｜parameter name="key" string="true">value</｜DSML｜parameter>
+    <｜DSML｜parameter name="other" string="false">[1, 2]</｜DSML｜parameter>
+    </｜DSML｜invoke>
+    </｜DSML｜function_calls>
+
+`string="true"` means the text as it is, `"false"` means JSON. V4 calls the outer tag `tool_calls`. A value ends at its
+own closing tag and holds no other mark: one that does has lost its closing tag, or quotes a call, and the two cannot be
+told apart. More parameters could follow each one, so a call without `</｜DSML｜invoke>` is never run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from unspool.template.parsers.base import ParsedCall, ParsedText, parsed
+from unspool.template.parsers.json_calls import decode_at, skip_blank
+from unspool.types import ToolInfo
+
+MARK = "｜DSML｜"
+END_INVOKE, END_VALUE = f"</{MARK}invoke>", f"</{MARK}parameter>"
+
+_BLANK = re.compile(r"\s*+")
+_OUTER = re.compile(rf"<{MARK}(?:function|tool)_calls>\s*+")
+_END_OUTER = re.compile(rf"\s*+</{MARK}(?:function|tool)_calls>")
+_START = re.compile(rf"<{MARK}(?:(?:function|tool)_calls>|invoke\b)")
+_INVOKE = re.compile(rf'<{MARK}invoke\s++name="([^"<>\n]*+)"\s*+>\s*+')
+_PARAMETER = re.compile(rf'<{MARK}parameter\s++name="([^"<>\n]*+)"\s++string="(true|false)"\s*+>')
+
+
+class _Read(NamedTuple):
+    """A call's tags, read up to `end`. `inside` says that a fault lies behind or in a value."""
+
+    name: str
+    arguments: dict[str, Any]
+    end: int
+    error: str | None = None
+    inside: bool = False
+    complete: bool = True
+
+
+class DsmlParser:
+    """Calls written as `｜DSML｜` tags."""
+
+    name = "deepseek_dsml"
+
+    def parse(self, text: str, tools: Sequence[ToolInfo] | None = None) -> ParsedText:
+        """Find the calls in `text`; the format carries its own types, so `tools` is not needed."""
+        return parsed(text, _calls(text))
+
+
+def _calls(text: str) -> Iterator[ParsedCall]:
+    at, inside = 0, False
+    while (opening := _START.search(text, at)) is not None:
+        start = opening.start()
+        outer = _OUTER.match(text, start)
+        opened = outer.end() if outer else start
+        if inside and outer is None and _skip(text, at) == start:
+            start = at  # the layout between two calls of one block belongs to the second
+        read = _read(text, opened)
+        raw = text[opened : read.end]
+        if read.error is None:
+            call = ParsedCall(read.name, read.arguments, start, read.end)
+        elif read.complete:
+            call = ParsedCall(read.name, raw, start, read.end, "bad_json", read.error)
+        else:
+            call = _broken(text, start, opened, read)
+        closing = _END_OUTER.match(text, call.end)
+        inside = closing is None
+        call = replace(call, end=closing.end()) if closing else call
+        at = call.end
+        yield call
+
+
+def _read(text: str, at: int) -> _Read:
+    head = _INVOKE.match(text, at)
+    if head is None:
+        return _Read("", {}, at, f'expected <{MARK}invoke name="...">, not {_shown(text, at)}', complete=False)
+    name, at = head.group(1).strip(), head.end()
+    arguments: dict[str, Any] = {}
+    fault = None if name else "the name of the call is missing"
+    while not text.startswith(END_INVOKE, at):
+        tag = _PARAMETER.match(text, at)
+        if tag is None:
+            wanted = f'expected <{MARK}parameter name="..." string="true|false"> or {END_INVOKE}'
+            return _Read(
+                name, {}, at, fault or f"{wanted}, not {_shown(text, at)}", inside=bool(arguments), complete=False
+            )
+        key, close = tag.group(1).strip(), text.find(MARK, tag.end()) - len("</")
+        if close < tag.end() or not text.startswith(END_VALUE, close):
+            unclosed = f"the value of {key} is not closed by {END_VALUE}"
+            return _Read(name, {}, at, fault or unclosed, inside=True, complete=False)
+        if key in arguments or not key:
+            fault = fault or (f"the parameter {key} stands twice" if key else "the name of a parameter is missing")
+        value: object = text[tag.end() : close]
+        if tag.group(2) == "false":
+            value, error = _decoded(text[tag.end() : close])
+            fault = fault or (f"parameter {key}: {error}" if error else None)
+        arguments[key] = value
+        at = _skip(text, close + len(END_VALUE))
+    return _Read(name, arguments, at + len(END_INVOKE), fault)
+
+
+def _decoded(written: str) -> tuple[object, str | None]:
+    decoded = decode_at(written, 0)
+    if decoded.error is None and skip_blank(written, decoded.end) < len(written):
+        return None, f'invalid JSON: text behind the value; text as it is wants string="true": {written.strip()[:40]}'
+    return decoded.value, decoded.error
+
+
+def _broken(text: str, start: int, opened: int, read: _Read) -> ParsedCall:
+    """The call that could not be read, up to where the text can be trusted again."""
+    if read.inside:
+        # A call that follows may be quoted by the broken value; it must not run.
+        stop, close = len(text), text.rfind(END_INVOKE, read.end)
+        if close >= 0 and _START.search(text, close):
+            close = -1
+    else:
+        # The call's own opening tag is not the one that follows.
+        following = _START.search(text, max(read.end, opened + 1))
+        stop = following.start() if following else len(text)
+        close = text.find(END_INVOKE, read.end, stop)
+    end = close + len(END_INVOKE) if close >= 0 else stop
+    cut = close < 0 and stop == len(text)
+    raw = text[opened : close if close >= 0 else stop]
+    return ParsedCall(read.name, raw, start, end, "unclosed" if cut else "bad_json", read.error)
+
+
+def _shown(text: str, at: int) -> str:
+    return repr(text[at : at + 40].strip())
+
+
+def _skip(text: str, at: int) -> int:
+    match = _BLANK.match(text, at)
+    return match.end() if match else at
