@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unspool import Message, Step, ToolCall
+from unspool import Message, Step, ToolCall, ToolManager
 from unspool.rollout import called, execute_tool, parse_tool_calls
 from unspool.rollout.called import MAX_CHARS, CalledByName, InStep
-from unspool.types import InvalidValueError
+from unspool.types import InvalidTypeError, InvalidValueError
 
 # ------------------------------------------------------------------ parse_tool_calls
 
@@ -84,6 +84,17 @@ def test_a_tool_is_called_with_its_arguments_and_an_unknown_one_is_none() -> Non
     assert execute_tool("double", {"x": 4}, TOOLS) == {"result": 8}
     assert execute_tool("triple", {"x": 4}, TOOLS) is None
     assert execute_tool(7, {}, TOOLS) is None  # type: ignore[arg-type]
+
+
+def test_arguments_may_be_json_text_and_what_is_no_object_is_an_error() -> None:
+    assert execute_tool("double", '{"x": 4}', TOOLS) == {"result": 8}
+    assert execute_tool("double", "[4]", TOOLS) == {"error": "arguments must be a JSON object, not list"}
+    assert execute_tool("keys", None, {"keys": list}) == []
+
+
+def test_a_tool_manager_is_no_mapping() -> None:
+    with pytest.raises(InvalidTypeError, match=r"is a ToolManager; a ToolManager is called itself"):
+        execute_tool("double", {}, ToolManager())  # type: ignore[arg-type]
 
 
 def test_what_a_tool_raises_is_its_answer() -> None:

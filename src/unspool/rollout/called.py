@@ -18,7 +18,7 @@ from typing import Any
 
 from unspool.template.parsers import PARSERS
 from unspool.template.thinking import CLOSE, OPEN, split_thinking
-from unspool.types import InvalidValueError, Message, ToolCall, ToolInfo
+from unspool.types import InvalidTypeError, InvalidValueError, Message, ToolCall, ToolInfo, decode_arguments
 from unspool.world import Step, Tool, ToolFailure, ToolManager, World
 
 ExecuteTool = Callable[[str, dict[str, Any]], Any]
@@ -56,25 +56,43 @@ def parse_tool_calls(text: str, parser: str = "hermes") -> list[dict[str, Any]]:
 
 def execute_tool(
     name: str,
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, Any] | str | None,
     tools: Mapping[str, Callable[[dict[str, Any]], Any]],
     *,
     timeout: float = 1.0,
 ) -> Any:
     """Call `tools[name](arguments)`, blocking, for at most `timeout` seconds; on any thread, without signals.
 
+    Args:
+        name: of the tool.
+        arguments: an object, or JSON text of one, as models write them; the tool gets its own dict.
+        tools: functions of such a dict, by name.
+        timeout: seconds.
+
     Returns:
-        What the tool returned; None where no tool has that name; `{"error": ...}` where it raised or took too long. It
-        then stays behind on a thread of its own, which ends with the process.
+        What the tool returned; None where no tool has that name; `{"error": ...}` where the arguments are none, where
+        it raised, or where it took too long. It then stays behind on a thread of its own, which ends with the process.
+
+    Raises:
+        InvalidTypeError: `tools` is no mapping.
     """
+    if not isinstance(tools, Mapping):
+        raise InvalidTypeError(
+            f"tools must map names to functions, and is a {type(tools).__name__}; a ToolManager is called itself, "
+            "manager(name, arguments)"
+        )
     function = tools.get(name) if isinstance(name, str) else None
     if function is None:
         return None
+    try:
+        own = decode_arguments(arguments)
+    except InvalidValueError as error:
+        return {"error": str(error)}
     results: SimpleQueue[Any] = SimpleQueue()
 
     def call() -> None:
         try:
-            results.put(function(dict(arguments)))
+            results.put(function(own))
         except BaseException as error:
             results.put({"error": f"{name} raised {type(error).__name__}: {error}"})
 
