@@ -12,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.small import CALC, by_session, call, ids, say, script, small_template, small_tokenizer
 from unspool import ChatTemplate, Generation, SampledSequence, SampleResponse, ScriptedEngine, ToolManager, calculator
@@ -175,6 +177,37 @@ def test_prompt_and_response_align_as_one_row() -> None:
     assert len(row.input_ids) == len(row.mask) == len(row.shifted_mask) + 1 == len(row.old_logps) + 1
     assert row.old_logps[: len(out.prompt_ids) - 1] == [0.0] * (len(out.prompt_ids) - 1)
     assert row.shifted_mask[len(out.prompt_ids) - 1 :] == out.response_mask
+
+
+_SPOKEN = st.text(st.sampled_from("ab <>|é\n{}"), max_size=12)
+_TURN = st.tuples(_SPOKEN, st.lists(st.integers(0, 9), max_size=2)).map(
+    lambda turn: turn[0] + "".join(call("add", a=n, b=1) for n in turn[1])
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(_TURN, min_size=1, max_size=4), st.integers(1, 4), st.integers(1, 60))
+def test_whatever_is_said_the_lists_agree_and_every_request_is_what_was_recorded(
+    turns: list[str], max_turns: int, max_new_tokens: int
+) -> None:
+    engine = scripted(*turns)
+    out = single(engine, max_turns=max_turns, max_new_tokens=max_new_tokens)
+    assert len(out.response_ids) == len(out.response_mask) == len(out.response_old_logps)
+    whole, end = out.prompt_ids + out.response_ids, len(out.prompt_ids)
+    said: list[int] = []
+    for request, text in zip(engine.requests, turns + turns[-1:] * max_turns, strict=False):
+        assert request.input_ids == whole[: len(request.input_ids)]
+        sampled = say(text)[:max_new_tokens]
+        assert whole[len(request.input_ids) :][: len(sampled)] == sampled
+        assert out.response_mask[end - len(out.prompt_ids) : len(request.input_ids) - len(out.prompt_ids)] == [0] * (
+            len(request.input_ids) - end
+        )
+        end = len(request.input_ids) + len(sampled)
+        said += sampled
+    assert end == len(whole)
+    assert [t for t, own in zip(out.response_ids, out.response_mask, strict=True) if own] == said
+    assert out.response_old_logps == [-1.0 * own for own in out.response_mask]
+    assert len(out.turn_outputs) == len(engine.requests) <= max_turns
 
 
 # ------------------------------------------------------------------ the batch
