@@ -48,6 +48,17 @@ DEEPSEEK_V31 = """{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{%
 {%- if m.tool_calls %}<｜tool▁calls▁begin｜>{% for c in m.tool_calls %}<｜tool▁call▁begin｜>{{ c.function.name }}
 {{- '<｜tool▁sep｜>' + c.function.arguments | tojson }}<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>{% endif %}
 {{- eos_token }}{% endif %}{% endfor %}"""
+DEEPSEEK_V32 = """{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}
+{%- if m.role == 'user' %}<｜User｜>{{ m.content }}<｜Assistant｜></think>
+{%- elif m.role == 'tool' %}{% if messages[loop.index0 - 1].role != 'tool' %}{{ '\n\n<function_results>' }}{% endif %}
+{{- '\n<result>' + m.content + '</result>' }}{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}
+{{- '\n</function_results>\n\n</think>' }}{% endif %}{% else %}{{ m.content }}{% if m.tool_calls %}
+{{- '\n\n<｜DSML｜function_calls>' }}{% for c in m.tool_calls %}
+{{- '\n<｜DSML｜invoke name="' + c.function.name + '">\n' }}
+{%- for k, v in c.function.arguments.items() %}<｜DSML｜parameter name="{{ k }}" string="
+{{- 'true' if v is string else 'false' }}">{{ v if v is string else v | tojson }}</｜DSML｜parameter>{{ '\n' }}
+{%- endfor %}</｜DSML｜invoke>{% endfor %}{{ '\n</｜DSML｜function_calls>' }}{% endif %}{{ eos_token }}{% endif %}
+{%- endfor %}"""
 KIMI = """{% if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}
 {%- for m in messages %}{% if m.role == 'user' %}<|im_user|>user<|im_middle|>{{ m.content }}<|im_end|>
 {%- elif m.role == 'tool' %}<|im_system|>{{ m.name }}<|im_middle|>## Return of {{ m.tool_call_id }}
@@ -70,7 +81,8 @@ class Family:
     """How a family writes the conversation.
 
     `turns` hold their stop tokens, `written` a piece of the whole render and what it is without the template's dropping
-    of thinking; `stops_on_header`: the last turn's stop opens a turn that the render has not got.
+    of thinking; `stops_on_header`: the last turn's stop opens a turn that the render has not got;
+    `blank_before_calls`: what the template writes between a text and its calls, which stays in the text.
     """
 
     tokenizer: str
@@ -81,6 +93,7 @@ class Family:
     stops_on_header: bool = False
     arguments_as_text: bool = False
     written: tuple[str, str] = ("", "")
+    blank_before_calls: str = ""
 
 
 FAMILIES = {
@@ -104,6 +117,21 @@ FAMILIES = {
             f"<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{OSLO}<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>",
             "Cold.<｜end▁of▁sentence｜>",
         ),
+    ),
+    "deepseek v3.2": Family(
+        "deepseek_v3",
+        DEEPSEEK_V32,
+        (
+            'I look.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+            '<｜DSML｜parameter name="city" string="true">Rome</｜DSML｜parameter>\n'
+            '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+            '<｜DSML｜invoke name="get_weather">\n'
+            '<｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>\n'
+            "</｜DSML｜invoke>\n</｜DSML｜function_calls><｜end▁of▁sentence｜>",
+            "Cold.<｜end▁of▁sentence｜>",
+        ),
+        control=("｜DSML｜",),
+        blank_before_calls="\n\n",
     ),
     "glm": Family(
         "qwen3",
@@ -202,6 +230,7 @@ def test_a_whole_rollout_is_what_the_template_renders(name: str) -> None:
 def rendered(family: Family, tokenizer: Any, source: str, messages: list[dict[str, Any]], stop: int) -> list[int]:
     """The ids of the whole conversation in transformers' own render."""
     messages = copy.deepcopy(messages)
+    messages[1]["content"] = messages[1]["content"].removesuffix(family.blank_before_calls)
     for message in messages:
         for call in message.get("tool_calls") or () if family.arguments_as_text else ():
             call["function"]["arguments"] = json_text(call["function"]["arguments"])
