@@ -144,8 +144,8 @@ class _Call:
             after = self._skip(at + len(close))
             if self._text.startswith(self._close, after) or self._parameter(after) is not None:
                 return at, after
-            if after == len(self._text):
-                return at, after
+            if after == len(self._text) or _TAG_BEGUN.match(self._text, after):
+                return at, after  # the text ends here, and so may the value: either way the call is cut off
             at = self._text.find(close, at + len(close))
         return -1, -1
 

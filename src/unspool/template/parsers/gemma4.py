@@ -151,7 +151,7 @@ class _Call:
         return match.end() if match else at
 
     def _expected(self, what: str, at: int) -> _UnreadableError:
-        if at >= len(self._text):
+        if QUOTE.startswith(self._text[at : at + len(QUOTE)]) and at + len(QUOTE) > len(self._text):
             return _UnreadableError("the call was cut off before its end", at, cut=True)
         return _UnreadableError(f"expected {what}, not {self._text[at : at + 20]!r}", at)
 
