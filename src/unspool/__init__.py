@@ -30,11 +30,14 @@ if TYPE_CHECKING:
         Env,
         EnvTool,
         EnvWorld,
+        PolicyPlayer,
+        PythonTool,
         Step,
         StepResult,
         TextEnv,
         Tool,
         ToolManager,
+        UserSimulator,
         World,
         calculator,
         tool,
@@ -51,7 +54,8 @@ _HOMES = {
     "unspool.rollout": "MultiTurnRollout Rollout RolloutStats",
     "unspool.template": "ChatTemplate",
     "unspool.types": "Message RolloutInterrupted SamplingParams ToolCall UnspoolError",
-    "unspool.world": "Env EnvTool EnvWorld Step StepResult TextEnv Tool ToolManager World calculator tool",
+    "unspool.world": "Env EnvTool EnvWorld PolicyPlayer PythonTool Step StepResult TextEnv Tool ToolManager"
+    " UserSimulator World calculator tool",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -69,6 +73,8 @@ __all__ = [
     "Limits",
     "Message",
     "MultiTurnRollout",
+    "PolicyPlayer",
+    "PythonTool",
     "Record",
     "Rollout",
     "RolloutInterrupted",
@@ -87,6 +93,7 @@ __all__ = [
     "ToolManager",
     "TorchEngine",
     "UnspoolError",
+    "UserSimulator",
     "World",
     "calculator",
     "run_episode",

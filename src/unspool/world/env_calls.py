@@ -79,7 +79,7 @@ class EnvCalls:
                     "used any more; make a new one"
                 )
             self._closed = False  # whoever uses it again wants it closed again
-            if _is_async(function):
+            if is_async(function):
                 return await cast(Awaitable[T], function(*args, **kwargs))
             result = await self._on_thread(getattr(function, "__name__", "a call"), lambda: function(*args, **kwargs))
             return await result if inspect.isawaitable(result) else result
@@ -159,7 +159,7 @@ class EnvCalls:
 
     async def _close(self) -> None:
         function = self._env.close
-        if _is_async(function):
+        if is_async(function):
             await function()
             return
         running = THREADS.start(function)
@@ -171,8 +171,9 @@ class EnvCalls:
             await result
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function)
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives something to await and blocks nothing."""
+    return any(inspect.iscoroutinefunction(one) for one in (function, getattr(type(function), "__call__", None)))  # noqa: B004
 
 
 def _close_here(env: Env) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import marshal
 import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -48,9 +47,9 @@ try:
 except OSError:
     sockets = "no socket"
 seen = [path for path in ("/etc/passwd", "/etc/hostname", "/sys/kernel", "/var/log") if os.path.exists(path)]
-print(forked, sockets, seen, os.getuid() == 0)
+print(forked, sockets, seen, os.getuid() == 0, os.getppid())
 """
-_TRIAL_SHOWS = "3 no socket [] False\n"
+_TRIAL_SHOWS = "3 no socket [] False 1\n"
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def launch(means: str, bounds: Bounds, code: bytes, folder: str = "/tmp") -> tup
         "means": means,
         "root": root,
         # Nobody's, and another one each time: as root, limits and access go by the user id.
-        "uid": 0x70000000 + secrets.randbelow(0x0FFFFFFF),
+        "uid": 0x70000000 + int.from_bytes(os.urandom(3), "little"),
         "base": next((one for one in ("/tmp", "/mnt", "/srv") if Path(one).is_dir()), "/usr"),
         "readable": visible,
         "links": _links(),

@@ -24,7 +24,7 @@ _MOST_STATUS = 16_384
 
 
 class Outcome(NamedTuple):
-    """How a run ended (`exit N`, `signal N`, `timeout`, `memory`, `processes`, `output`), what the code's process
+    """How a run ended (`exit N`, `signal N`, `timeout`, `memory`, `files`, `processes`, `output`), what the code's process
     reported of it, and what the code printed."""
 
     ended: str
@@ -43,6 +43,7 @@ class _Attendant(asyncio.SubprocessProtocol):
         self.status = bytearray()
         self.flooded = False
         self.over: asyncio.Future[None] = self._loop.create_future()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
         self.exited: asyncio.Future[None] = self._loop.create_future()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
@@ -57,6 +58,7 @@ class _Attendant(asyncio.SubprocessProtocol):
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         self._open.discard(fd)
         if not self._open:
+            _settle(self.closed)
             _settle(self.over)
         elif fd == 2:
             self._loop.call_later(_LAST_OUTPUT, _settle, self.over)
@@ -105,7 +107,7 @@ async def _run(means: str, bounds: Bounds, code: bytes, folder: str) -> Outcome:
     return Outcome(ended, report, _decoded(attendant))
 
 
-_ENDS = ("exit", "signal", "timeout", "memory", "processes")
+_ENDS = ("exit", "signal", "timeout", "memory", "files", "processes")
 
 
 def _decoded(attendant: _Attendant) -> str:
@@ -150,5 +152,7 @@ async def _end(transport: asyncio.SubprocessTransport, attendant: _Attendant, me
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(transport.get_pid(), signal.SIGKILL)
             await attendant.exited
+        # The last of those within closes the pipes.
+        await asyncio.wait([attendant.closed], timeout=_LAST_OUTPUT)
     finally:
         transport.close()

@@ -142,6 +142,7 @@ def _cause(outcome: Outcome, bounds: Bounds) -> str | None:
     said = {
         "timeout": f"the code ran longer than {bounds.timeout:g} s and was stopped",
         "memory": f"the code used more than {bounds.memory_mb} MB of memory and was stopped",
+        "files": f"the code made more files than fit into {bounds.files_mb} MB and was stopped",
         "processes": f"the code had more than {bounds.processes} processes at once and was stopped",
         "output": f"the code printed more than {bounds.output_mb} MB and was stopped",
     }.get(kind)

@@ -1,7 +1,7 @@
 """Run code under a supervisor, both inside the sandbox.
 
 Promises: the supervisor says on its status pipe, which the code never holds, how the code ended: `exit N`,
-`signal N`, `timeout`, `memory` or `processes`, with the code's own report behind it; or `failed` and why nothing
+`signal N`, `timeout`, `memory`, `files` or `processes`, with the code's own report behind it; or `failed` and why nothing
 ran. It ends, and with it everything that the code started, when the code ends, breaks a limit, or the caller's end of
 standard input closes. The code is not filtered or rewritten: the kernel contains it.
 """
@@ -133,6 +133,10 @@ def _broken(config: dict[str, Any], proc: int) -> str | None:
     members = list(_members(proc, config["means"] != "none"))
     if len(members) > config["processes"]:
         return "processes"
+    if config["means"] == "bubblewrap":  # which cannot limit their number, and each takes memory
+        files = os.statvfs(config["cwd"])
+        if files.f_files - files.f_ffree > config["inodes"]:
+            return "files"
     most = config["memory_mb"] * _MB
     if sum(_resident(proc, pid) for pid in members) <= most:
         return None
