@@ -1,4 +1,4 @@
-"""`python -m benchmarks [a] [b] [c] [--quick] [--json FILE]`."""
+"""`python -m benchmarks [a] [b] [c] [d] [e] [--quick] [--json FILE]`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,35 @@ from benchmarks import overhead, scale, schedule
 from benchmarks.report import Result, write_json
 from benchmarks.workload import UnavailableError
 
-BENCHMARKS: dict[str, Callable[[bool], Result]] = {"a": schedule.run, "b": overhead.run, "c": scale.run}
+
+def _torch_turns(quick: bool) -> Result:
+    from benchmarks import torch_turns  # torch is loaded only for what needs it
+
+    return torch_turns.run(quick)
+
+
+def _first_token(quick: bool) -> Result:
+    from benchmarks import first_token
+
+    return first_token.run(quick)
+
+
+BENCHMARKS: dict[str, Callable[[bool], Result]] = {
+    "a": schedule.run,
+    "b": overhead.run,
+    "c": scale.run,
+    "d": _torch_turns,
+    "e": _first_token,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="(a) schedule, (b) overhead of a turn, (c) scale; docs/benchmarks.md says what each measures",
+        description="(a) schedule, (b) overhead of a turn, (c) scale, (d) turns on a real model, "
+        "(e) time to the first token; docs/benchmarks.md says what each measures",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a, b, c; none means all of them")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a, b, c, d, e; none means all of them")
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes, to see that they run: the figures say nothing"
     )

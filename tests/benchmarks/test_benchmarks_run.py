@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import overhead, peers, scale, schedule
-from benchmarks.__main__ import main
+from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.report import Result, Target
 from benchmarks.workload import Load, encode, make_conversation, text_of
 from tests import families
@@ -93,8 +93,8 @@ def test_the_command_writes_every_figure(tmp_path: Path) -> None:
 
 def test_an_unknown_benchmark_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["d"])
-    assert "there is no benchmark 'd'; there are: a, b, c" in capsys.readouterr().err
+        main(["z"])
+    assert "there is no benchmark 'z'; there are: a, b, c, d, e" in capsys.readouterr().err
 
 
 def test_a_missing_peer_is_a_line_that_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,3 +123,17 @@ def test_peers_that_are_installed_do_the_same_work() -> None:
     load = Load.of(4, 2, 28, 14, 16)
     for name, work in peers.scale_works().items():
         assert len(work(load, 0.0)) == 4, name
+
+
+@pytest.mark.slow
+def test_turns_on_a_real_model_are_counted_against_one_plain_batch() -> None:
+    result = BENCHMARKS["d"](True)
+    assert result.facts["sampled tokens"] == 2 * 2 * 48
+    assert len(result.rows) == 2
+
+
+@pytest.mark.slow
+def test_the_first_token_is_timed_at_every_length() -> None:
+    result = BENCHMARKS["e"](True)
+    assert [name for name, _ in result.rows] == ["unspool, 60 tokens", "unspool, 120 tokens"]
+    assert all(float(cell or 0) > 0 for _, cells in result.rows for cell in cells)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from unspool.engines.torch.attention import without_copies
 from unspool.engines.torch.kept import Kept
 from unspool.engines.torch.row import Row
 
@@ -107,6 +108,8 @@ class Model:
         anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         self._positions = "position_ids" in parameters or anything
         self._last_only = "logits_to_keep" in parameters or anything
+        config: Any = getattr(module, "config", None)
+        self._config = config.get_text_config() if hasattr(config, "get_text_config") else config
 
     @property
     def device(self) -> torch.device:
@@ -119,7 +122,10 @@ class Model:
         extra: dict[str, Any] = {"position_ids": positions} if self._positions else {}
         if self._last_only:
             extra["logits_to_keep"] = 1
-        output = self.module(input_ids=input_ids, attention_mask=mask, past_key_values=cache, use_cache=True, **extra)
+        with without_copies(self._config):
+            output = self.module(
+                input_ids=input_ids, attention_mask=mask, past_key_values=cache, use_cache=True, **extra
+            )
         logits: Tensor = output.logits[:, -1]
         return logits
 
