@@ -129,6 +129,19 @@ class Renderer:
         """The variables that the template reads, if it is given them."""
         return meta.find_undeclared_variables(self._template.environment.parse(self.source))
 
+    def switches(self) -> set[str]:
+        """The variables that the template reads from outside, and does not only set for itself."""
+        environment = self._template.environment
+        tree = environment.parse(self.source)
+        own = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
+        parameters = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "param"}
+        asked = {
+            test.node.name
+            for test in tree.find_all((nodes.Test, nodes.Filter))
+            if test.name in ("defined", "undefined", "default", "d") and isinstance(test.node, nodes.Name)
+        }
+        return (self.names() - set(environment.globals)) - (own - asked) - parameters
+
     def literals(self) -> list[str]:
         """The short strings that stand in the template's own expressions."""
         tree = self._template.environment.parse(self.source)
