@@ -25,9 +25,9 @@ if importlib.util.find_spec("fastmcp") is None:
         for member in members:
             setattr(sys.modules[name], member, type(member, (), {}))
 
-import uvicorn  # noqa: E402
-from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app  # noqa: E402
-from openenv.core.env_server.mcp_types import (  # noqa: E402
+import uvicorn
+from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
+from openenv.core.env_server.mcp_types import (
     CallToolAction,
     CallToolObservation,
     ListToolsAction,
