@@ -24,8 +24,8 @@ _MOST_STATUS = 16_384
 
 
 class Outcome(NamedTuple):
-    """How a run ended (`exit N`, `signal N`, `timeout`, `memory`, `files`, `processes`, `output`), what the code's process
-    reported of it, and what the code printed."""
+    """How a run ended (`exit N`, `signal N`, `timeout`, `memory`, `files`, `processes`, `output`), what the code's
+    process reported of it, and what the code printed."""
 
     ended: str
     report: str

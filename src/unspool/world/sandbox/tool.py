@@ -112,7 +112,7 @@ class _Runner:
         self._gate = gate
 
     async def __call__(self, code: str) -> str:
-        """The output of the code.
+        """The output of the code, without the newline at its end.
 
         Raises:
             SandboxError: it did not end well; the message begins with the cause.
@@ -129,7 +129,7 @@ class _Runner:
             outcome = await run(self._means, self._bounds, source)
         cause = _cause(outcome, self._bounds)
         if cause is None:
-            return outcome.output
+            return outcome.output.removesuffix("\n")
         output = shorten(outcome.output.rstrip("\n"), _SHOWN).text
         raise SandboxError(f"{cause}\n{output}" if output else cause)
 

@@ -1,9 +1,9 @@
 """Run code under a supervisor, both inside the sandbox.
 
 Promises: the supervisor says on its status pipe, which the code never holds, how the code ended: `exit N`,
-`signal N`, `timeout`, `memory`, `files` or `processes`, with the code's own report behind it; or `failed` and why nothing
-ran. It ends, and with it everything that the code started, when the code ends, breaks a limit, or the caller's end of
-standard input closes. The code is not filtered or rewritten: the kernel contains it.
+`signal N`, `timeout`, `memory`, `files` or `processes`, with the code's own report behind it; or `failed` and why
+nothing ran. It ends, and with it everything that the code started, when the code ends, breaks a limit, or the
+caller's end of standard input closes. The code is not filtered or rewritten: the kernel contains it.
 """
 
 from __future__ import annotations

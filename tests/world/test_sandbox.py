@@ -1,0 +1,606 @@
+"""Code in a sandbox: whatever it does, it is contained, the model is told why, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.scripted import call, says, small_template
+from unspool import Limits, MultiTurnRollout, PythonTool, ToolManager
+from unspool.types import InvalidTypeError, InvalidValueError, Message, SandboxError, ToolCall
+from unspool.world.sandbox import filter as seccomp
+from unspool.world.sandbox.means import problem
+
+# Where one is missing, the tests run with the others; `test_something_here_contains_code` wants one at least.
+WORKING = [means for means in ("bubblewrap", "kernel") if problem(means) is None]
+
+
+@pytest.fixture(params=WORKING)
+def means(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def answer(means: str, code: str, **options: object) -> str:
+    """What the model reads; an error also has to be an entry with the same words."""
+    manager = ToolManager([PythonTool(isolation=means, **options)])  # type: ignore[arg-type]
+    message = Message("", tool_calls=[ToolCall("python", {"code": code}, id="c1")])
+    step = asyncio.run(manager.step(message))
+    content = step.messages[0]["content"]
+    assert isinstance(content, str)
+    assert [(one.kind, one.error) for one in step.failures] == (
+        [("exception", content)] if content.startswith("Error: the code") else []
+    )
+    return content
+
+
+def cause(text: str) -> str:
+    return text.splitlines()[0]
+
+
+def sandboxed() -> set[int]:
+    """The processes of this machine that run code in sandboxes."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"inside.main(enter)" in (folder / "cmdline").read_bytes():
+                found.add(int(folder.name))
+    return found
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    before = sandboxed()
+    yield
+    # Other workers' sandboxes come and go; one that stays was left by the test.
+    left = sandboxed() - before
+    assert wait_until(lambda: not left & sandboxed()), "a process is left"
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 6, "descriptors are left"  # noqa: PTH208
+
+
+def test_something_here_contains_code() -> None:
+    assert WORKING, [problem("bubblewrap"), problem("kernel")]
+    assert PythonTool().isolation == WORKING[0]
+
+
+# ------------------------------------------------------------------ what a run answers
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("1 + 1", "2"),
+        ("print('hi')\nx = 3\nx * 2", "hi\n6"),
+        ("x = 1", ""),
+        ("", ""),
+        ("None", ""),
+        ("'a text'", "'a text'"),
+        ("def f():\n    return __name__\nf()", "'__main__'"),
+        ("import sys\nprint('out')\nprint('err', file=sys.stderr)\nprint('out')", "out\nerr\nout"),
+        ("import sys\nsys.stdin.read()", "''"),
+        ("import sys\nprint('done')\nsys.exit(0)", "done"),
+        ("import os\nos.write(1, b'\\xff\\xfe')\nNone", "\ufffd\ufffd"),
+        ("print('a\\0b\\ud800')", "a\0b\\ud800"),
+        ("import threading\nthreading.Thread(target=print, args=('late',)).start()", "late"),
+        ("import os\nos.environ.get('HOME'), os.getcwd(), os.listdir()", "('/tmp', '/tmp', [])"),
+        ("import multiprocessing as m\nm.get_context('fork').Pool(2).map(abs, [-1, 2])", "[1, 2]"),
+        ("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(5)']).returncode", "5\n0"),
+        ("import sqlite3, ssl, ctypes, zoneinfo, asyncio\nasyncio.run(asyncio.sleep(0, 'ok'))", "'ok'"),
+    ],
+)
+def test_the_answer_is_what_was_printed_and_the_value_at_the_end(means: str, code: str, expected: str) -> None:
+    assert answer(means, code) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("1 / 0", "Error: the code raised ZeroDivisionError: division by zero"),
+        ("x = (", "Error: the code raised SyntaxError: '(' was never closed (<code>, line 1)"),
+        ("raise SystemExit(3)", "Error: the code ended with exit status 3"),
+        ("raise SystemExit('bye')", "Error: the code ended with exit status 1"),
+        ("import os\nos._exit(7)", "Error: the code ended with exit status 7"),
+        ("input()", "Error: the code raised EOFError: EOF when reading a line"),
+        ("import os\nos.abort()", "Error: the code's process was killed by SIGABRT"),
+        ("raise KeyboardInterrupt", "Error: the code raised KeyboardInterrupt"),
+        ("import sys\nsys.stdout.close()\n1 / 0", "Error: the code raised ZeroDivisionError: division by zero"),
+        (
+            "import os\nos.closerange(0, 100)\nraise OSError('x')",
+            "Error: the code ended with exit status 1",
+        ),
+        (
+            "import ctypes\nctypes.string_at(0)",
+            "Error: the code's process was killed by SIGSEGV, as by endless recursion or a bad memory access",
+        ),
+        (
+            "class E(Exception):\n    def __str__(self): raise RuntimeError\nraise E",
+            "Error: the code raised E",
+        ),
+    ],
+)
+def test_a_run_that_ends_badly_says_how(means: str, code: str, expected: str) -> None:
+    assert cause(answer(means, code)).startswith(expected)
+
+
+def test_the_traceback_is_that_of_the_code_alone(means: str) -> None:
+    assert answer(means, "def f():\n    return [][1]\nprint('a')\nf()").splitlines() == [
+        "Error: the code raised IndexError: list index out of range",
+        "a",
+        "Traceback (most recent call last):",
+        '  File "<code>", line 4, in <module>',
+        "    f()",
+        '  File "<code>", line 2, in f',
+        "    return [][1]",
+        "           ~~^^^",
+        "IndexError: list index out of range",
+    ]
+
+
+def test_deep_recursion_in_python_and_in_c_ends_the_run_alone(means: str) -> None:
+    assert "RecursionError" in cause(answer(means, "def f(): f()\nf()"))
+    deep = "import sys\nsys.setrecursionlimit(10**9)\ng = []\nfor _ in range(10**5): g = [g]\nrepr(g)"
+    assert cause(answer(means, deep)).startswith("Error: the code")
+
+
+def test_code_that_cannot_be_code_is_refused_without_a_run(means: str) -> None:
+    assert answer(means, "'\ud800'") == "Error: the code cannot be read: character 1 is U+D800, half of a pair"
+    assert answer(means, "#" * 10_000_000) == "Error: the code is 10000000 characters long; at most 1000000 are run"
+    assert answer(means, "x = 1\n" + "#" * 900_000) == ""
+    assert "source code string cannot contain null bytes" in cause(answer(means, "x\0y"))
+
+
+def test_printing_an_error_or_a_verdict_fools_nobody(means: str) -> None:
+    assert answer(means, "print('exit 1')\nprint('failed x')") == "exit 1\nfailed x"
+    # The descriptors that the code holds say only what it says of itself; how it ended comes from outside of it.
+    forged = (
+        "import os\nfor fd in range(2, 20):\n    try: os.write(fd, b'exit 0\\nsignal 9\\n')\n    except OSError: pass\n"
+    )
+    assert cause(answer(means, forged + "os._exit(9)")).startswith("Error: the code")
+    assert "exit 0" in answer(means, forged)
+
+
+# ------------------------------------------------------------------ limits
+
+
+def test_an_endless_loop_is_stopped(means: str) -> None:
+    began = time.monotonic()
+    assert answer(means, "print('began', flush=True)\nwhile True: pass", timeout=0.5) == (
+        "Error: the code ran longer than 0.5 s and was stopped\nbegan"
+    )
+    assert time.monotonic() - began < 10
+
+
+def test_ignoring_signals_in_a_process_of_its_own_helps_nobody(means: str) -> None:
+    code = (
+        "import os, signal, time\n"
+        "for n in range(1, 65):\n"
+        "    try: signal.signal(n, signal.SIG_IGN)\n"
+        "    except (OSError, ValueError): pass\n"
+        "if os.fork() == 0: os.setsid()\n"
+        "while True: time.sleep(1)"
+    )
+    assert answer(means, code, timeout=0.5) == "Error: the code ran longer than 0.5 s and was stopped"
+
+
+def test_a_daemon_does_not_outlive_its_run(means: str) -> None:
+    code = (
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0: time.sleep(600)\n"
+        "    os._exit(0)\n"
+        "print('left it')"
+    )
+    began = time.monotonic()
+    assert answer(means, code) == "left it"
+    assert time.monotonic() - began < 8  # the daemon holds the output open, and is not waited for
+
+
+def test_ten_gigabytes_are_not_given(means: str) -> None:
+    expected = "Error: the code raised MemoryError (it used more than 100 MB of memory)"
+    assert cause(answer(means, "x = bytearray(10 << 30)", memory_mb=100)) == expected
+    grows = "x = []\nwhile True: x.append(bytearray(1 << 20))"
+    assert cause(answer(means, grows, memory_mb=100)) == expected
+
+
+def test_memory_is_limited_for_all_processes_together(means: str) -> None:
+    code = (
+        "import os, time\n"
+        "for _ in range(6):\n"
+        "    if os.fork() == 0: break\n"
+        "x = bytearray(b'x') * (60 << 20)\n"
+        "time.sleep(60)"
+    )
+    assert answer(means, code, memory_mb=100) == "Error: the code used more than 100 MB of memory and was stopped"
+
+
+def test_memory_that_no_limit_would_count_is_refused(means: str) -> None:
+    assert "PermissionError" in cause(answer(means, "import mmap\nmmap.mmap(-1, 1 << 20)"))
+    assert "PermissionError" in cause(answer(means, "import os\nos.memfd_create('x')"))
+
+
+def test_endless_output_is_stopped(means: str) -> None:
+    text = answer(means, "while True: print('x' * 1000)")
+    assert cause(text) == "Error: the code printed more than 1 MB and was stopped"
+    assert len(text) <= 2_000
+    assert cause(answer(means, "import os\nwhile True: os.write(2, b'\\0' * 65536)")) == cause(text)
+
+
+def test_long_output_is_cut_for_the_model_as_any_tools(means: str) -> None:
+    manager = ToolManager([PythonTool(isolation=means, max_chars=200)])
+    text = manager("python", {"code": "print('x' * 100_000)"})
+    assert 190 < len(text) <= 200
+    assert "characters left out" in text
+
+
+def test_a_fork_bomb_goes_off_in_a_small_room(means: str) -> None:
+    many = "Error: the code raised BlockingIOError: [Errno 11] Resource temporarily unavailable"
+    expected = f"{many} (the code may have at most 8 processes and threads at once)"
+    assert cause(answer(means, "import os\nwhile True: os.fork()", max_processes=8, timeout=20)) == expected
+    patient = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+    stopped = "Error: the code ran longer than 1 s and was stopped"
+    assert answer(means, patient, max_processes=8, timeout=1) == stopped
+    counted = (
+        "import os, time\nn = 1\n"
+        "try:\n"
+        "    while True:\n"
+        "        if os.fork() == 0: time.sleep(60)\n"
+        "        n += 1\n"
+        "except BlockingIOError: print(n)"
+    )
+    assert answer(means, counted, max_processes=8) == "8"
+
+
+def test_threads_count_as_processes(means: str) -> None:
+    code = (
+        "import threading\nwait = threading.Event()\n"
+        "while True: threading.Thread(target=wait.wait, daemon=True).start()"
+    )
+    assert cause(answer(means, code, max_processes=8)) == (
+        "Error: the code raised RuntimeError: can't start new thread "
+        "(the code may have at most 8 processes and threads at once)"
+    )
+
+
+def test_files_take_at_most_what_they_may(means: str) -> None:
+    said = "(its files may take at most 4 MB)"
+    one = "with open('big', 'wb') as file:\n    while True: file.write(b'x' * 65536)"
+    assert cause(answer(means, one, files_mb=4)).endswith(said)
+    several = "for n in range(100):\n    with open(f'/dev/shm/{n}', 'wb') as file: file.write(b'x' * 500_000)"
+    assert cause(answer(means, several, files_mb=4)).endswith(said)
+    empty = "for n in range(10**6): open(str(n), 'w').close()"
+    assert cause(answer(means, empty, files_mb=4)).endswith(
+        (said, "made more files than fit into 4 MB and was stopped")
+    )
+
+
+# ------------------------------------------------------------------ walls
+
+
+def test_the_hosts_files_are_not_there(means: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("a secret", encoding="utf-8")
+    monkeypatch.setenv("UNSPOOL_SECRET", "a secret")
+    for path in (secret, Path.home() / ".bashrc", Path("/etc/passwd"), Path("/etc/shadow"), Path(__file__)):
+        assert cause(answer(means, f"open({str(path)!r}).read()")) == (
+            f"Error: the code raised FileNotFoundError: [Errno 2] No such file or directory: {str(path)!r} "
+            "(the code sees /tmp and Python's library, no other files)"
+        )
+    search = (
+        "import glob, os\n"
+        "found = [dict(os.environ)]\n"
+        f"for path in [*glob.glob('/proc/*/environ'), *glob.glob('/proc/*/cmdline'), '/proc/{os.getpid()}/environ']:\n"
+        "    try: found.append(open(path, 'rb').read())\n"
+        "    except OSError: pass\n"
+        "'secret' in str(found).lower(), os.path.exists('/sys/kernel'), os.path.exists('/proc/1/root/etc')"
+    )
+    assert answer(means, search) == "(False, False, False)"
+
+
+def test_nothing_outside_its_folder_can_be_written(means: str, tmp_path: Path) -> None:
+    for path in ("/x", "/usr/lib/x", f"{Path(os.__file__).resolve().parent}/x", "/dev/x"):
+        assert cause(answer(means, f"open({path!r}, 'w')")) == (
+            f"Error: the code raised OSError: [Errno 30] Read-only file system: {path!r} (only /tmp can be written to)"
+        )
+    assert "FileNotFoundError" in cause(answer(means, f"open({str(tmp_path / 'x')!r}, 'w')"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_everything_may_be_deleted_and_the_next_run_finds_all(means: str) -> None:
+    code = (
+        "import shutil, os\n"
+        "for path in ('/tmp', '/dev', os.path.dirname(os.__file__)): shutil.rmtree(path, ignore_errors=True)\n"
+        "print('gone')\nos.listdir('/tmp')"
+    )
+    assert answer(means, code) == "gone\n[]"
+    assert answer(means, "import json\njson.loads('[1]')") == "[1]"
+    assert Path(os.__file__).exists()
+
+
+def test_readable_paths_are_seen_and_stay_as_they_are(means: str, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "table.csv").write_text("1,2", encoding="utf-8")
+    tmp_path.chmod(0o755)
+    real = os.path.realpath(tmp_path / "data")
+    code = f"print(open({real + '/table.csv'!r}).read())\nopen({real + '/x'!r}, 'w')"
+    if os.geteuid() == 0:
+        (tmp_path / "data").chmod(0o755)
+    text = answer(means, code, readable=[tmp_path / "data"])
+    assert "Read-only file system" in cause(text)
+    assert "1,2" in text.splitlines()
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["table.csv"]
+
+
+def test_installed_packages_are_there_when_they_are_asked_for(means: str) -> None:
+    code = "import pytest\npytest.__name__"
+    assert cause(answer(means, code)).startswith("Error: the code raised ModuleNotFoundError")
+    assert answer(means, code, packages=True) == "'pytest'"
+
+
+def test_no_socket_reaches_anything(means: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
+        name = f"\0unspool-{os.getpid()}-{means}"
+        abstract.bind(name)
+        abstract.listen()
+        for listener in (server, abstract):
+            listener.setblocking(False)
+        port = server.getsockname()[1]
+        for target in (("127.0.0.1", port), ("192.0.2.1", 80), ("example.com", 80)):
+            text = answer(means, f"import socket\nsocket.create_connection({target!r}, timeout=3)")
+            assert cause(text).endswith("(there is no network in the sandbox)"), text
+        connect = f"import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect({name!r})"
+        assert cause(answer(means, connect)).startswith("Error: the code raised ConnectionRefusedError")
+        for family in (16, 17, 40):  # netlink, packets, and the way to a virtual machine's host
+            kind = f"import socket\nsocket.socket({family}, socket.SOCK_RAW)"
+            assert "Address family not supported" in cause(answer(means, kind))
+        for listener in (server, abstract):
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os\nos.kill(os.getppid(), 9)",
+        "import os\nos.kill(1, 15)",
+        "import os\nos.kill(-1, 9)",
+        "import os\nos.kill({pid}, 9)",
+        "import os\nos.killpg({pid}, 9)",
+    ],
+)
+def test_the_parent_cannot_be_signalled(means: str, code: str) -> None:
+    text = cause(answer(means, code.replace("{pid}", str(os.getpid()))))
+    assert text.startswith(
+        (
+            "Error: the code raised PermissionError: [Errno 1] Operation not permitted (the sandbox",
+            "Error: the code raised ProcessLookupError: [Errno 3] No such process",
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "tgkill(1, 1, 9)",
+        "ptrace(16, 1, 0, 0)",
+        "ptrace(0, 0, 0, 0)",
+        "unshare(0x10000000)",
+        "mount(b'none', b'/tmp', b'tmpfs', 0, None)",
+        "setns(0, 0)",
+        "chroot(b'/tmp')",
+        "umount2(b'/tmp', 2)",
+        "syscall(425, 8, 0)",
+        "process_vm_readv(1, None, 0, None, 0, 0)",
+        "shmget(0, 1 << 20, 0o1600)",
+    ],
+)
+def test_calls_that_reach_around_the_sandbox_are_refused(means: str, call: str) -> None:
+    code = (
+        "import ctypes, os\nc = ctypes.CDLL(None, use_errno=True)\n"
+        f"if c.{call} < 0: raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))"
+    )
+    assert cause(answer(means, code)).endswith(
+        "PermissionError: [Errno 1] Operation not permitted (the sandbox does not allow it)"
+    )
+
+
+def test_the_code_is_nobody_and_can_become_nobody_else(means: str) -> None:
+    assert "PermissionError" in cause(answer(means, "import os\nos.setuid(0)"))
+    status = "import os\nos.getuid() != 0, os.geteuid() != 0, os.getgid() != 0, 0 in os.getgroups(), os.getpid() < 10"
+    assert answer(means, status) == "(True, True, True, False, True)"
+
+
+def test_the_filter_is_the_same_in_kind_for_both_architectures() -> None:
+    for machine in ("x86_64", "aarch64"):
+        program = seccomp.program(machine)
+        assert len(program) % 8 == 0
+        assert len(program) // 8 < 4096
+        assert program.endswith(b"\x06\x00\x00\x00\x00\x00\xff\x7f")
+
+
+# ------------------------------------------------------------------ callers
+
+
+def test_a_cancelled_call_ends_its_processes(means: str) -> None:
+    async def cancel() -> None:
+        manager = ToolManager([PythonTool(isolation=means, timeout=60)])
+        before = await asyncio.to_thread(sandboxed)
+        work = asyncio.ensure_future(manager.call("python", {"code": "import time\ntime.sleep(60)"}))
+        assert await asyncio.to_thread(wait_until, lambda: len(sandboxed() - before) > 1)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    began = time.monotonic()
+    asyncio.run(cancel())
+    assert time.monotonic() - began < 30
+
+
+def test_a_killed_caller_leaves_no_process(means: str) -> None:
+    script = (
+        "from unspool import PythonTool, ToolManager\n"
+        f"tools = ToolManager([PythonTool(isolation={means!r}, timeout=600)])\n"
+        "print('ready', flush=True)\n"
+        "tools('python', {'code': 'import os, time\\nos.fork()\\nos.setsid\\ntime.sleep(600)'})"
+    )
+    before = sandboxed()
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as caller:
+        assert caller.stdout is not None
+        assert caller.stdout.readline() == b"ready\n"
+        assert wait_until(lambda: len(sandboxed() - before) >= 3)
+        started = sandboxed() - before
+        caller.kill()
+    assert wait_until(lambda: not started & sandboxed())
+
+
+def test_calls_from_several_threads_and_loops_at_once(means: str) -> None:
+    manager = ToolManager([PythonTool(isolation=means)])
+    answers: list[str] = []
+    private = [
+        threading.Thread(target=lambda n=n: answers.append(manager("python", {"code": f"{n}"}))) for n in range(4)
+    ]
+    own = [
+        threading.Thread(target=lambda n=n: answers.append(asyncio.run(manager.call("python", {"code": f"{n}"}))))
+        for n in range(4, 8)
+    ]
+    for thread in [*private, *own]:
+        thread.start()
+    for thread in [*private, *own]:
+        thread.join()
+    assert sorted(answers) == [f"{n}" for n in range(8)]
+
+
+def test_waiting_for_a_turn_does_not_count_as_running(means: str) -> None:
+    manager = ToolManager([PythonTool(isolation=means, timeout=3, concurrency=1)], timeout=1.0)
+
+    async def several() -> list[str]:
+        return await asyncio.gather(
+            *(manager.call("python", {"code": "import time\ntime.sleep(0.4)\n'ok'"}) for _ in range(4))
+        )
+
+    assert asyncio.run(several()) == ["'ok'"] * 4
+
+
+def test_fifty_episodes_with_code_of_every_kind() -> None:
+    template = small_template()
+    codes = ["print(6 * 7)", "1 / 0", "import os\nos.kill(os.getppid(), 9)", "import time\ntime.sleep(600)"]
+    manager = ToolManager([PythonTool(timeout=5.0, concurrency=50)])
+    engines = says(template, *(call("python", code=code) for code in codes), "done")
+    rollout = MultiTurnRollout(engines, template, manager, max_turns=7, limits=Limits(max_turns=7), progress=False)
+    results = rollout([{"messages": [{"role": "user", "content": f"{n}"}]} for n in range(50)])
+    told = [
+        "42",
+        "Error: the code raised ZeroDivisionError",
+        "Error: the code raised PermissionError",
+        "Error: the code ran longer than 5 s",
+    ]
+    for result in results:
+        assert result["stop_reason"] == "stop", result["error"]
+        answers = [message["content"] for message in result["messages"] if message["role"] == "tool"]
+        assert [text.startswith(start) for text, start in zip(answers, told, strict=True)] == [True] * 4, answers
+        assert [failure["kind"] for failure in result["tool_errors"]] == ["exception"] * 3
+
+
+# ------------------------------------------------------------------ making the tool
+
+
+def test_without_means_it_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    from unspool.world.sandbox import means as module
+
+    monkeypatch.setattr(module, "problem", lambda means, readable=(): f"no {means} here")
+    with pytest.raises(SandboxError) as refused:
+        PythonTool()
+    assert str(refused.value) == (
+        "code cannot be isolated here (bubblewrap: no bubblewrap here; kernel: no kernel here); install bubblewrap, "
+        "allow this user to make user namespaces, or give isolation='none' where the code is to be trusted"
+    )
+    with pytest.raises(SandboxError, match="no kernel here"):
+        PythonTool(isolation="kernel")
+    assert PythonTool(isolation="none").isolation == "none"
+
+
+def test_a_means_whose_trial_goes_wrong_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from unspool.world.sandbox import means as module
+
+    def at_work(command: list[str]) -> str | None:
+        monkeypatch.setattr(module, "launch", lambda *rest, **named: (command, b"\0\0\0\0"))
+        return module.problem.__wrapped__("kernel")
+
+    assert at_work([sys.executable, "-c", "print('3 no socket [] False 1')"]) == "a trial ended without a word"
+    assert at_work(["/nonexistent/python"]) is not None
+    said = "import sys; sys.stderr.write('failed OSError: unshare: Operation not permitted\\n')"
+    assert at_work([sys.executable, "-c", said]) == "OSError: unshare: Operation not permitted"
+    seen = "import sys; print('8 a socket [] True'); sys.stderr.write('exit 0\\n')"
+    assert at_work([sys.executable, "-c", seen]) == "a trial was not contained: 8 a socket [] True"
+
+
+def test_by_choice_a_plain_process_with_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("UNSPOOL_SECRET", "a secret")
+    inside = answer("none", "import os\nopen('x', 'w').write('1')\nos.getcwd(), 'UNSPOOL_SECRET' in os.environ")
+    assert inside.startswith(f"('{tmp_path}/unspool-python-") and inside.endswith("', False)")
+    assert answer("none", "while True: pass", timeout=0.5) == "Error: the code ran longer than 0.5 s and was stopped"
+    assert "(it used more than 100 MB of memory)" in cause(answer("none", "bytearray(10 << 30)", memory_mb=100))
+    assert "printed more than 1 MB" in cause(answer("none", "while True: print('x' * 1000)"))
+    daemon = (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(600)\n    os._exit(0)"
+    )
+    assert answer("none", daemon) == ""
+    forking = "import os, time\nfor _ in range(20):\n    if os.fork() == 0: time.sleep(60)\ntime.sleep(60)"
+    assert (
+        answer("none", forking, max_processes=8) == "Error: the code had more than 8 processes at once and was stopped"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"isolation": "docker"}, "isolation must be 'auto', 'bubblewrap', 'kernel' or 'none', not 'docker'"),
+        ({"timeout": float("inf")}, "timeout must be seconds above 0, not inf"),
+        ({"timeout": None}, "timeout must be seconds above 0, not None"),
+        ({"timeout": 0}, "timeout must be seconds above 0"),
+        ({"memory_mb": 8}, "memory_mb must be a whole number, at least 32, not 8"),
+        ({"max_processes": 0}, "max_processes must be a whole number, at least 1, not 0"),
+        ({"files_mb": 1.5}, "files_mb must be a whole number, at least 1, not 1.5"),
+        ({"concurrency": 0}, "concurrency must be a whole number, at least 1, or None, not 0"),
+        ({"readable": ["/nonexistent/x"]}, "readable: there is no '/nonexistent/x'"),
+        ({"readable": ["/"]}, "readable: '/' is the sandbox's own"),
+        ({"readable": "/usr"}, "readable must be a list of paths"),
+    ],
+)
+def test_bad_options_are_refused_in_a_sentence(options: dict[str, object], error: str) -> None:
+    with pytest.raises((InvalidValueError, InvalidTypeError)) as refused:
+        PythonTool(**options)  # type: ignore[arg-type]
+    assert str(refused.value).startswith(error)
+
+
+def test_it_pickles_and_is_made_anew_where_it_arrives() -> None:
+    made = PythonTool(timeout=3.5, name="run", max_chars=99)
+    again = pickle.loads(pickle.dumps(made))
+    assert isinstance(again, PythonTool)
+    assert (again.name, again.max_chars, again.isolation, again.info()) == ("run", 99, made.isolation, made.info())
+    assert ToolManager([again])("run", {"code": "2"}) == "2"
+    assert "3.5 s" in made.description and signal.SIGKILL == 9
