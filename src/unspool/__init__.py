@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from unspool.policy import TokenPolicy
     from unspool.record import Cause, Record, Span
     from unspool.rollout import MultiTurnRollout, Rollout, RolloutStats
-    from unspool.template import ChatTemplate
+    from unspool.template import ChatTemplate, Diagnosis, doctor
     from unspool.types import Message, RolloutInterrupted, SamplingParams, ToolCall, UnspoolError
     from unspool.world import (
         Env,
@@ -52,7 +52,7 @@ _HOMES = {
     "unspool.policy": "TokenPolicy",
     "unspool.record": "Cause Record Span",
     "unspool.rollout": "MultiTurnRollout Rollout RolloutStats",
-    "unspool.template": "ChatTemplate",
+    "unspool.template": "ChatTemplate Diagnosis doctor",
     "unspool.types": "Message RolloutInterrupted SamplingParams ToolCall UnspoolError",
     "unspool.world": "Env EnvTool EnvWorld PolicyPlayer PythonTool Step StepResult TextEnv Tool ToolManager"
     " UserSimulator World calculator tool",
@@ -63,6 +63,7 @@ __all__ = [
     "Batching",
     "Cause",
     "ChatTemplate",
+    "Diagnosis",
     "Engine",
     "Env",
     "EnvTool",
@@ -96,6 +97,7 @@ __all__ = [
     "UserSimulator",
     "World",
     "calculator",
+    "doctor",
     "run_episode",
     "tool",
 ]
