@@ -18,7 +18,15 @@ from unspool.template.bridging import Bridge
 from unspool.template.encoding import Encoder, Tokenizer, whole
 from unspool.template.jinja import Renderer
 from unspool.template.messages import Prepared, checked, sentinel
-from unspool.template.parsers import ParsedCall, ParsedText, PlainFormat, ToolParser, TurnParser, choose_parser
+from unspool.template.parsers import (
+    MarkedParser,
+    ParsedCall,
+    ParsedText,
+    PlainFormat,
+    ToolParser,
+    TurnParser,
+    choose_parser,
+)
 from unspool.template.prompts import before_user, says, with_system
 from unspool.template.switches import check_switches, unread
 from unspool.template.thinking import CLOSE, OPEN, split_thinking
@@ -223,19 +231,24 @@ class ChatTemplate:
         else:
             thinking = split_thinking(text, self._thinking_is_open(prompt_ids))
             start = thinking.content_start
-            found = self._find_calls(text[start:] if start else text, tools)
+            found = self._find_calls(text, ids, start, tools)
             found = replace(found, reasoning=thinking.reasoning)
         calls = tuple(self._tool_call(call, ids, start, text) for call in found.calls)
         return Message(found.content, found.reasoning, calls)
 
-    def _find_calls(self, text: str, tools: Sequence[ToolInfo] | None) -> ParsedText:
+    def _find_calls(self, text: str, ids: list[int], start: int, tools: Sequence[ToolInfo] | None) -> ParsedText:
+        """The calls in `text` from `start` on; opening words that are tokens count where they stand as tokens."""
+        content = text[start:] if start else text
         if self.parser is None:
-            return ParsedText(text, [])
+            return ParsedText(content, [])
         try:
-            return self.parser.parse(text, tools)
+            if not isinstance(self.parser, MarkedParser):
+                return self.parser.parse(content, tools)
+            at = self._encoder.token_starts(ids, text, self.parser.openings)
+            return self.parser.parse(content, tools, at=None if at is None else {place - start for place in at})
         except Exception:
             log.exception("the tool-call parser %r failed; the turn is taken as text", self.parser.name)
-            return ParsedText(text, [])
+            return ParsedText(content, [])
 
     def _read(
         self,

@@ -6,13 +6,14 @@ text. `FORMATS` is the table of that choice; a new format is one row of it and o
 
 from __future__ import annotations
 
-from unspool.template.parsers.base import ParsedCall, ParsedText, PlainFormat, ToolParser, TurnParser
+from unspool.template.parsers.base import MarkedParser, ParsedCall, ParsedText, PlainFormat, ToolParser, TurnParser
 from unspool.template.parsers.choice import FORMATS, NAMES, PARSERS, choose_parser
 
 __all__ = [
     "FORMATS",
     "NAMES",
     "PARSERS",
+    "MarkedParser",
     "ParsedCall",
     "ParsedText",
     "PlainFormat",

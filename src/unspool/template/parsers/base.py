@@ -89,6 +89,20 @@ class TurnParser(ToolParser, Protocol):
 
 
 @runtime_checkable
+class MarkedParser(ToolParser, Protocol):
+    """A parser of a format whose calls open with words that are tokens in the family's own tokenizer."""
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """These words."""
+
+    def parse(
+        self, text: str, tools: Sequence[ToolInfo] | None = None, *, at: Collection[int] | None = None
+    ) -> ParsedText:
+        """As `ToolParser.parse`; `at`: the positions in `text` at which `openings` count; None: wherever they stand."""
+
+
+@runtime_checkable
 class PlainFormat(ToolParser, Protocol):
     """A format that is plain text throughout, so it works with any template: tools stand in the system message,
     calls in the model's own text, answers in user messages."""

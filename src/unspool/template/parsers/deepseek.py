@@ -15,7 +15,7 @@ the separator tells the two apart, so both are read whichever the template is.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from unspool.template.parsers.base import ParsedText, parsed
 from unspool.template.parsers.sections import Head, Marks, section_calls
@@ -34,9 +34,13 @@ class DeepSeekParser:
 
     name = "deepseek"
 
-    def parse(self, text: str, tools: Sequence[ToolInfo] | None = None) -> ParsedText:
+    openings = (MARKS.section, MARKS.call)
+
+    def parse(
+        self, text: str, tools: Sequence[ToolInfo] | None = None, *, at: Collection[int] | None = None
+    ) -> ParsedText:
         """Find the calls in `text`; the format carries its own types, so `tools` is not needed."""
-        return parsed(text, section_calls(text, MARKS, _head))
+        return parsed(text, section_calls(text, MARKS, _head, at))
 
 
 def _head(text: str, at: int) -> Head:

@@ -15,12 +15,13 @@ told apart. More parameters could follow each one, so a call without `</｜DSML�
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from unspool.template.parsers.base import ParsedCall, ParsedText, parsed
 from unspool.template.parsers.json_calls import decode_at, skip_blank
+from unspool.template.parsers.marks import next_opening
 from unspool.types import ToolInfo
 
 MARK = "｜DSML｜"
@@ -50,14 +51,18 @@ class DsmlParser:
 
     name = "deepseek_dsml"
 
-    def parse(self, text: str, tools: Sequence[ToolInfo] | None = None) -> ParsedText:
+    openings = (MARK,)
+
+    def parse(
+        self, text: str, tools: Sequence[ToolInfo] | None = None, *, at: Collection[int] | None = None
+    ) -> ParsedText:
         """Find the calls in `text`; the format carries its own types, so `tools` is not needed."""
-        return parsed(text, _calls(text))
+        return parsed(text, _calls(text, None if at is None else {position - len("<") for position in at}))
 
 
-def _calls(text: str) -> Iterator[ParsedCall]:
+def _calls(text: str, counted: Collection[int] | None) -> Iterator[ParsedCall]:
     at, inside = 0, False
-    while (opening := _START.search(text, at)) is not None:
+    while (opening := next_opening(_START, text, at, counted)) is not None:
         start = opening.start()
         outer = _OUTER.match(text, start)
         opened = outer.end() if outer else start

@@ -14,16 +14,18 @@ The template writes strings as they are and everything else as JSON, so a value'
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from unspool.template.parsers.base import ParsedCall, ParsedText, parsed
+from unspool.template.parsers.marks import next_opening
 from unspool.template.parsers.schema_values import functions, typed
 from unspool.types import InvalidValueError, ToolInfo
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 END_VALUE = "</arg_value>"
 
+_OPEN = re.compile(OPEN)
 _BLANK = re.compile(r"\s*+")
 _NAME = re.compile(r"\s*+([^\s<>{}\[\]\"]*+)\s*+")
 _KEY = re.compile(r"<arg_key>([^<>]*+)</arg_key>\s*+<arg_value>")
@@ -47,15 +49,21 @@ class GlmParser:
 
     name = "glm"
 
-    def parse(self, text: str, tools: Sequence[ToolInfo] | None = None) -> ParsedText:
+    openings = (OPEN,)
+
+    def parse(
+        self, text: str, tools: Sequence[ToolInfo] | None = None, *, at: Collection[int] | None = None
+    ) -> ParsedText:
         """Find the calls in `text`; `tools` gives the values their types."""
-        return parsed(text, _calls(text, functions(tools)))
+        return parsed(text, _calls(text, functions(tools), at))
 
 
-def _calls(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[ParsedCall]:
+def _calls(
+    text: str, schemas: Mapping[str, Mapping[str, Any]], counted: Collection[int] | None
+) -> Iterator[ParsedCall]:
     at = 0
-    while (start := text.find(OPEN, at)) >= 0:
-        opened = start + len(OPEN)
+    while (opening := next_opening(_OPEN, text, at, counted)) is not None:
+        start, opened = opening.span()
         read = _read(text, opened, schemas)
         if read.error is None:
             call = ParsedCall(read.name, read.arguments, start, read.end)

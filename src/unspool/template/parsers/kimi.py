@@ -10,7 +10,7 @@ call's id: the template writes it above the tool's answer.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from unspool.template.parsers.base import ParsedText, parsed
 from unspool.template.parsers.sections import Head, Marks, section_calls
@@ -28,9 +28,13 @@ class KimiParser:
 
     name = "kimi_k2"
 
-    def parse(self, text: str, tools: Sequence[ToolInfo] | None = None) -> ParsedText:
+    openings = (MARKS.section, MARKS.call)
+
+    def parse(
+        self, text: str, tools: Sequence[ToolInfo] | None = None, *, at: Collection[int] | None = None
+    ) -> ParsedText:
         """Find the calls in `text`; the format carries its own types, so `tools` is not needed."""
-        return parsed(text, section_calls(text, MARKS, _head))
+        return parsed(text, section_calls(text, MARKS, _head, at))
 
 
 def _head(text: str, at: int) -> Head:

@@ -27,6 +27,16 @@ def find_marks(text: str, words: Sequence[str], at: Collection[int] | None = Non
     return [mark for mark in found if at is None or mark.start in at]
 
 
+def next_opening(
+    pattern: re.Pattern[str], text: str, position: int, at: Collection[int] | None = None
+) -> re.Match[str] | None:
+    """The next match from `position` on that begins where opening words count (`at`; None: anywhere)."""
+    match = pattern.search(text, position)
+    while match is not None and at is not None and match.start() not in at:
+        match = pattern.search(text, match.end())
+    return match
+
+
 def first_from(marks: Sequence[Mark], position: int) -> int:
     """The index of the first mark that starts at `position` or behind it."""
     return bisect_left(marks, position, key=lambda mark: mark.start)

@@ -11,15 +11,17 @@ ends where its JSON ends, and a mark inside a string is text, in broken objects 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from unspool.template.parsers.base import ParsedCall, ParsedText, parsed
 from unspool.template.parsers.json_calls import STRING, broken_call, call_from, decode_at, read_arguments, skip_blank
+from unspool.template.parsers.marks import next_opening
 from unspool.types import CallStatus, InvalidValueError, ToolInfo
 
 TAG, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
+_TAG = re.compile(re.escape(TAG))
 _NAME = re.compile(
     rf"\s*+([^\s\[\]{{}}<>\"]++)\s*+(?:{re.escape(CALL_ID)}\s*+([^\s\[\]{{}}<>\"]*+)\s*+)?+({re.escape(ARGS)})?+"
 )
@@ -31,15 +33,19 @@ class MistralParser:
 
     name = "mistral"
 
-    def parse(self, text: str, tools: Sequence[ToolInfo] | None = None) -> ParsedText:
+    openings = (TAG,)
+
+    def parse(
+        self, text: str, tools: Sequence[ToolInfo] | None = None, *, at: Collection[int] | None = None
+    ) -> ParsedText:
         """Find the calls in `text`; the format carries its own types, so `tools` is not needed."""
-        return parsed(text, _calls(text))
+        return parsed(text, _calls(text, at))
 
 
-def _calls(text: str) -> Iterator[ParsedCall]:
+def _calls(text: str, counted: Collection[int] | None) -> Iterator[ParsedCall]:
     at = 0
-    while (start := text.find(TAG, at)) >= 0:
-        for call in _behind_tag(text, start):
+    while (opening := next_opening(_TAG, text, at, counted)) is not None:
+        for call in _behind_tag(text, opening.start()):
             at = call.end
             yield call
 

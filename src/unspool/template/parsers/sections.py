@@ -10,12 +10,13 @@ first call's span begins with its section's mark, and the last one's ends with i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from unspool.template.parsers.base import ParsedCall
 from unspool.template.parsers.json_calls import STRING, decode_at, read_arguments, skip_blank
+from unspool.template.parsers.marks import next_opening
 from unspool.types import CallStatus, InvalidValueError
 
 FENCE = "```"
@@ -53,10 +54,15 @@ class Head:
     error: str | None = None
 
 
-def section_calls(text: str, marks: Marks, read_head: Callable[[str, int], Head]) -> Iterator[ParsedCall]:
-    """The calls of a text in order; `read_head(text, at)` reads a head that begins at `at`."""
+def section_calls(
+    text: str, marks: Marks, read_head: Callable[[str, int], Head], counted: Collection[int] | None
+) -> Iterator[ParsedCall]:
+    """The calls of a text in order; `read_head(text, at)` reads a head that begins at `at`.
+
+    `counted`: the positions at which opening marks count; None: all.
+    """
     at, inside = 0, False
-    while (opening := marks.openings.search(text, at)) is not None:
+    while (opening := next_opening(marks.openings, text, at, counted)) is not None:
         start, opened = opening.span()
         if opening.group() == marks.section:
             first = skip_blank(text, opened)
