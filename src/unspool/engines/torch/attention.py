@@ -2,8 +2,9 @@
 
 What this module promises: `shared_heads` computes what transformers' own function for torch's attention computes, on
 any input, and can be differentiated. That one repeats keys and values for each query head wherever there is a mask,
-which a batch with padding always has: on a CPU half of a decoding step's time. Here the query heads of a group stand
-under each other as rows of one head.
+which a batch with padding always has: on a CPU up to half of a decoding step's time. Here the query heads of a group
+stand under each other as rows of one head. And torch's CPU kernel turns a boolean mask into one to be added, anew in
+each layer, which behind a long conversation takes as long as the attention: here that is done once a forward pass.
 
 While the engine runs a model whose attention is transformers' "sdpa", it is `NAME`; who uses the module beside the
 engine meanwhile gets the same values.
@@ -40,6 +41,8 @@ def shared_heads(
 
     `attention_mask` [B, 1, N, W], boolean or to be added; `others` as transformers gives them.
     """
+    if attention_mask is not None and attention_mask.dtype not in (torch.bool, query.dtype):
+        attention_mask = attention_mask.to(query.dtype)
     batch, heads, length, size = query.shape
     groups = key.shape[1]
     share = heads // groups
@@ -64,8 +67,16 @@ def shared_heads(
     return out.reshape(batch, heads, length, -1).transpose(1, 2).contiguous(), None
 
 
+def added_mask(*sizes: Any, dtype: torch.dtype = torch.float32, **options: Any) -> Tensor | None:
+    """transformers' mask for torch's attention; on a CPU 0 and the least number of `dtype`, to be added to scores."""
+    mask: Tensor | None = sdpa_mask(*sizes, dtype=dtype, **options)
+    if mask is None or mask.device.type != "cpu":
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
+
+
 AttentionInterface.register(NAME, shared_heads)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionMaskInterface.register(NAME, added_mask)
 
 
 @contextmanager
