@@ -8,6 +8,7 @@ connection, so a client that dies leaves nothing behind there either.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,6 +18,9 @@ from unspool.types import MissingExtraError, ToolInfo, Trajectory
 from unspool.world.env import Env
 from unspool.world.env_calls import EnvError
 from unspool.world.protocol import StepResult
+
+_GOODBYE = 1.0
+"""Seconds that a server has to end a session that was said goodbye to."""
 
 _KEYS = ("text", "message", "content", "observation", "output", "result", "prompt", "echoed_message")
 """Where an observation has its text, where nothing else is said."""
@@ -90,6 +94,7 @@ class OpenEnvEnv(Env):
         if socket is not None:
             with suppress(Exception):  # of a connection that is gone already
                 await socket.send(json.dumps({"type": "close"}))
+                await asyncio.wait_for(socket.wait_closed(), _GOODBYE)  # the server hangs up
             await socket.close()
 
     # ------------------------------------------------------------------ the wire
