@@ -87,6 +87,30 @@ def show_command(
         show(file, index=index, id=id, tokenizer=tokenizer, messages=messages)
 
 
+@app.command("doctor")
+def doctor_command(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL_OR_DIR", help="Folder of a tokenizer, its name on the hub, or 'embedded'.")
+    ] = "embedded",
+    template: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Jinja source to examine instead of the tokenizer's own.")
+    ] = None,
+    parser: Annotated[str | None, typer.Option(help="Tool-call parser; default: chosen.")] = None,
+    tools: Annotated[bool, typer.Option("--tools/--no-tools", help="Whether rollouts use tools.")] = True,
+    json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the tokenizer.")
+    ] = False,
+) -> None:
+    """Say what a tokenizer and its chat template do to rollouts. Exit code 1 where something they need is broken."""
+    with _told():
+        from unspool.cli.doctor import examine, show_diagnosis
+
+        found = examine(model, template=template, parser=parser, tools=tools, trust_remote_code=trust_remote_code)
+        show_diagnosis(found, as_json=json)
+    raise typer.Exit(0 if found.ok else 1)
+
+
 def main() -> None:
     """The console entry."""
     app()

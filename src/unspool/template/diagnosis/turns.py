@@ -114,8 +114,11 @@ def check_history(patient: Patient) -> Iterator[Finding]:
     for before, after, message in zip(renders, renders[1:], conversation[1:], strict=False):
         if before is None or after is None or after.startswith(before):
             continue
-        gone = before[len(common_beginning(before, after)) :]
-        if not gone.strip() or after.startswith(before.rstrip()):
+        same = len(common_beginning(before, after))
+        opened = before.rfind("<", 0, same)
+        start = opened if opened >= 0 and ">" not in before[opened:same] else same  # no half of a token is shown
+        gone = before[start:]
+        if not before[same:].strip():
             continue
         yield Finding(
             "history", "note", "rewrites_history",
@@ -133,7 +136,7 @@ def check_texts(patient: Patient) -> Iterator[Finding]:
     if close is not None:
         text = patient.encoder.text_of[close]
         plain, hostile = template.encode([patient.user("x")]), template.encode([patient.user(f"x{text}")])
-        if plain.count(close) == hostile.count(close) and text in template.decode(hostile):
+        if plain.count(close) == hostile.count(close):
             yield Finding("texts", "ok", "control_text", f"{text} in a user's or a tool's text is no token")
         else:
             yield Finding(
