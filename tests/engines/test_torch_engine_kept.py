@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, BloomConfig, Gemma3TextConfig, GPT2Config
 
-from tests.engines.tiny_models import VOCABULARY, Watch, prompt, request, rescored, tiny_llama, tiny_qwen3
+from tests.engines.tiny_models import VOCABULARY, Watch, forward, prompt, request, rescored, tiny_llama, tiny_qwen3
+from unspool.engines.embedded import ensure_embedded_model
 from unspool.engines.protocol import GenerateRequest, Generation
 from unspool.engines.torch import TorchEngine
 from unspool.engines.torch.kept import Kept, KeptCaches, common_prefix
@@ -263,6 +264,42 @@ async def test_the_same_seeds_give_the_same_turns_at_any_size_of_the_batch() -> 
             work = (converse(engine, i, 3, first=5 + 3 * i, news=(4, 11), max_tokens=(6, 3)) for i in range(16))
             runs.append(await asyncio.gather(*work))
     assert answers(runs[0]) == answers(runs[1]) == answers(runs[2])
+
+
+@pytest.fixture(scope="module")
+def real_model() -> Any:
+    path = ensure_embedded_model()
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+@pytest.mark.slow
+async def test_eight_turns_of_a_real_model_equal_those_without_a_kept_cache(real_model: Any) -> None:
+    how: dict[str, Any] = {"news": (12, 3, 30), "max_tokens": (4, 7), "temperature": 0.9}
+    runs = []
+    for bound in (None, 300, 0):
+        async with TorchEngine(real_model, max_kept_tokens=bound, stop_token_ids=(), threads=1) as engine:
+            runs.append(await asyncio.gather(*(converse(engine, i, 8, first=15 + 20 * i, **how) for i in range(4))))
+    assert_equal(runs[0], runs[2])
+    assert_equal(runs[1], runs[2])
+    for turn in runs[0][3][-2:]:
+        assert turn.answer.logprobs == pytest.approx(distribution(real_model, turn, 0.9), abs=1e-4)
+
+
+@pytest.mark.slow
+async def test_seeds_of_a_real_model_give_the_same_turns_at_batch_sizes_1_7_and_16(real_model: Any) -> None:
+    runs = []
+    for size in (16, 7, 1):
+        async with TorchEngine(real_model, max_batch_size=size, stop_token_ids=(), threads=1) as engine:
+            work = (converse(engine, i, 2, first=8 + 3 * i, news=(4, 11), max_tokens=(7, 5)) for i in range(16))
+            runs.append(await asyncio.gather(*work))
+    assert answers(runs[0]) == answers(runs[1]) == answers(runs[2])
+
+
+def distribution(model: Any, turn: Turn, temperature: float) -> list[float]:
+    """Log-probabilities of an answer by one plain forward pass."""
+    scores = (forward(model, turn.asked.input_ids + turn.answer.tokens) / temperature).log_softmax(-1)
+    start = len(turn.asked.input_ids) - 1
+    return [scores[start + place, token].item() for place, token in enumerate(turn.answer.tokens)]
 
 
 # --------------------------------------------------------------------------- new weights, failures, the end
