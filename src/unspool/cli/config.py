@@ -105,6 +105,11 @@ class RunConfig(_Section):
     template: TemplateConfig = TemplateConfig()
     tools: list[str] = Field(default_factory=list, description="import paths, such as unspool.world:calculator")
     tool_timeout: float = Field(30.0, gt=0, description="seconds a tool may take")
+    env: str | None = Field(
+        None, description="import path of an Env class, or a function that makes one; the world of every conversation"
+    )
+    env_args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of env")
+    env_timeout: float = Field(60.0, gt=0, description="seconds that a reset or a step of env may take")
     data: DataConfig
     reward: str | None = Field(None, description="import path of a function from a finished trajectory to a number")
     sampling: SamplingConfig = SamplingConfig()
@@ -113,6 +118,14 @@ class RunConfig(_Section):
     concurrency: int | None = Field(None, ge=1, description="most conversations at once; null: all")
     seed: int = Field(0, description="of the run")
     output: OutputConfig = OutputConfig()
+
+    @model_validator(mode="after")
+    def _one_world(self) -> RunConfig:
+        if self.env is not None and self.tools:
+            raise ValueError("give tools or env, not both; an environment has tools of its own")
+        if self.env is None and self.env_args:
+            raise ValueError("env_args are of env, which is not given")
+        return self
 
 
 def load_config(path: Path, overrides: list[str] | tuple[str, ...] = ()) -> RunConfig:

@@ -18,13 +18,14 @@ from unspool.cli.loading import check_model, load_engine, load_template, model_f
 from unspool.cli.output import TRACES, check_output, clear_output, write_output
 from unspool.cli.render import render_trajectory
 from unspool.cli.summary import reward_of, summarise, summary_table
-from unspool.cli.tasks import Reward, load_object, load_prompts, load_reward
+from unspool.cli.tasks import Reward, load_object, load_prompts, load_reward, load_world
 from unspool.engines.embedded import EMBEDDED
 from unspool.episode import Limits
 from unspool.rollout import MultiTurnRollout
 from unspool.trace import TraceWriter
 from unspool.types import InvalidValueError, RolloutInterrupted, SamplingParams, Trajectory
 from unspool.world import ToolManager
+from unspool.world.making import Given
 
 _ORDER = "_unspool_order"  # in a trajectory while it runs: the place of its prompt
 
@@ -66,7 +67,7 @@ class _Parts:
 
     prompts: list[Trajectory]
     reward: Reward | None
-    tools: ToolManager | None
+    world: Given | None
     params: SamplingParams
     limits: Limits
 
@@ -77,14 +78,16 @@ def _prepare(config: RunConfig) -> _Parts:
     if not prompts:
         raise InvalidValueError("there are no prompts to run; look at data.path and data.size")
     reward = load_reward(config.reward) if config.reward else task_reward
-    tools = None
-    if config.tools:
-        tools = ToolManager([load_object(path) for path in config.tools], timeout=config.tool_timeout)
+    world: Given | None = None
+    if config.env is not None:
+        world = load_world(config.env, config.env_args, config.env_timeout)
+    elif config.tools:
+        world = ToolManager([load_object(path) for path in config.tools], timeout=config.tool_timeout)
     params, limits = SamplingParams(**config.sampling.model_dump()), Limits(**config.limits.model_dump())
     template_source(config.template)
     check_model(config.model)
     check_output(config.output)
-    return _Parts(prompts, reward, tools, params, limits)
+    return _Parts(prompts, reward, world, params, limits)
 
 
 def _folder(config: RunConfig, console: Console) -> str:
@@ -99,7 +102,7 @@ def _rollout(config: RunConfig, parts: _Parts, folder: str, console: Console) ->
     return MultiTurnRollout(
         load_engine(config.model, folder),
         template,
-        parts.tools,
+        parts.world,
         parts.params,
         limits=parts.limits,
         seed=config.seed,

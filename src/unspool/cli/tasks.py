@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from unspool.cli.config import DataConfig
 from unspool.data import read_prompts
 from unspool.types import InvalidValueError, MissingExtraError, Trajectory
+from unspool.world import EnvWorld, Tool, World
+from unspool.world.making import make_world
 
 Reward = Callable[[Trajectory], float]
 
@@ -51,6 +54,31 @@ def load_reward(path: str) -> Reward:
         )
     reward: Reward = found
     return reward
+
+
+def load_world(path: str, arguments: dict[str, Any], timeout: float) -> Callable[[Trajectory], Awaitable[World]]:
+    """What makes the world of each conversation: the object that `env` names, called with `env_args`.
+
+    A class is called with them alone; a function with the trajectory first, where it takes more than they are.
+    """
+    found = load_object(path)
+    if not callable(found) or isinstance(found, Tool):
+        raise InvalidValueError(
+            f"env: {path!r} is a {type(found).__name__}; name a class derived from unspool.Env, or "
+            "a function that makes one"
+        )
+    maker = functools.partial(found, **arguments)
+    try:
+        inspect.signature(found).bind_partial(**arguments)
+    except (TypeError, ValueError) as error:
+        raise InvalidValueError(f"env_args: {path!r} does not take them ({error})") from error
+
+    async def make(trajectory: Trajectory) -> World:
+        made = await make_world(maker, trajectory)
+        assert made is not None
+        return EnvWorld(made.env, timeout=timeout) if isinstance(made, EnvWorld) else made
+
+    return make
 
 
 def load_prompts(config: DataConfig) -> tuple[list[Trajectory], Reward | None]:

@@ -21,8 +21,9 @@ class MultiTurnRollout(EpisodeRollout):
     Args:
         sampler: an `Engine`, or a `Sampler` (blocking, a whole batch at once), which is put behind `Batching`.
         template: a `ChatTemplate`, or a tokenizer (or its name) to make one of.
-        tool_manager: a `ToolManager` (any `World`), or a list of one for each trajectory; None: no tools. A world
-            that has state belongs to one episode: with `num_generations` give a list of one for each member.
+        tool_manager: a `ToolManager` (any `World`), an `Env`, or a list of one for each trajectory; None: no tools.
+            What has state belongs to one episode: give what makes it, a class or a function of the trajectory, which is
+            called once for each episode.
         sampling_params: `SamplingParams` or a mapping of their names.
         max_turns: assistant turns of a trajectory.
         max_trajectory_tokens: hard cap on `len(input_ids)` of a trajectory.
