@@ -29,7 +29,8 @@ from unspool.cli.summary import summarise
 from unspool.rollout import RolloutStats
 from unspool.template.parsers import PARSERS
 from unspool.types import StopReason
-from unspool.world import Step, ToolFailure
+from unspool.world import PythonTool, Step, ToolFailure
+from unspool.world.sandbox.means import MEANS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -259,6 +260,7 @@ _NAMED: dict[str, Callable[[], set[str]]] = {
         | names_of(ToolFailure)
         | {"bad_json", "unclosed", "unknown_tool", "bad_arguments", "exception", "timeout", "truncated", "limit"}
     ),
+    "docs/sandbox.md": lambda: parameters(PythonTool.__init__) | set(MEANS) | {"auto"},
     "docs/templates.md": lambda: (parameters(ChatTemplate.__init__) | set(PARSERS)) - {"tokenizer_or_name"},
     "docs/engines.md": of_torch_engine,
     "docs/minimind.md": of_minimind,

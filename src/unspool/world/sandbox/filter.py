@@ -13,6 +13,7 @@ import errno
 import platform
 import struct
 import sys
+from functools import lru_cache
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -107,6 +108,7 @@ def architecture() -> str | None:
     return machine if machine in _ARCHITECTURES and sys.maxsize > 1 << 32 and sys.byteorder == "little" else None
 
 
+@lru_cache(maxsize=2)
 def program(machine: str) -> bytes:
     """The filter for `x86_64` or `aarch64`."""
     at = 0 if machine == "x86_64" else 1

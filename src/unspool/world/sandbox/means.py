@@ -6,12 +6,14 @@ per process. What Python itself needs is all of the host's files that code can s
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -83,7 +85,7 @@ def launch(means: str, bounds: Bounds, code: bytes, folder: str = "/tmp") -> tup
     isolated = means != "none"
     root = isolated and os.geteuid() == 0
     limits = {
-        "RLIMIT_CORE": 0,
+        "RLIMIT_CORE": 1,  # not even to a program that collects them, which 0 would allow; core(5)
         "RLIMIT_FSIZE": bounds.files_mb * MB,
         "RLIMIT_NOFILE": _OPEN_FILES,
         "RLIMIT_DATA": bounds.memory_mb * MB,
@@ -232,7 +234,6 @@ def choose(isolation: str, readable: tuple[str, ...] = ()) -> str:
     )
 
 
-@lru_cache(maxsize=32)
 def problem(means: str, readable: tuple[str, ...] = ()) -> str | None:
     """Why a means does not work on this machine; None where it does: a trial run was contained."""
     if sys.platform != "linux":
@@ -241,29 +242,46 @@ def problem(means: str, readable: tuple[str, ...] = ()) -> str | None:
         return "needs a 64-bit x86 or ARM processor"
     if means == "bubblewrap" and shutil.which("bwrap") is None:
         return "bwrap is not installed"
-    command, begin = launch(means, Bounds(processes=4, readable=readable, timeout=_TRIAL_SECONDS), _TRIAL.encode())
     try:
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment(),
-            cwd="/",
-            start_new_session=True,
-        ) as process:
-            return _tried(process, begin)
-    except OSError as error:
+        _try(means, readable)
+    except (SandboxError, OSError) as error:
         return str(error)
+    return None
+
+
+@lru_cache(maxsize=32)  # of what worked; what did not may work later
+def _try(means: str, readable: tuple[str, ...]) -> None:
+    """Run code that tries to get out.
+
+    Raises:
+        SandboxError, OSError: it could not run, or was not contained.
+    """
+    command, begin = launch(means, Bounds(processes=4, readable=readable, timeout=_TRIAL_SECONDS), _TRIAL.encode())
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        cwd="/",
+        start_new_session=True,
+    ) as process:
+        late = threading.Timer(2 * _TRIAL_SECONDS, process.kill)
+        late.start()
+        try:
+            reason = _tried(process, begin)
+        finally:
+            late.cancel()
+    if reason is not None:
+        raise SandboxError(reason)
 
 
 def _tried(process: subprocess.Popen[bytes], begin: bytes) -> str | None:
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    try:
+    # A process that cannot even start takes nothing; why stands in what it wrote.
+    with contextlib.suppress(BrokenPipeError):
         process.stdin.write(begin)
         process.stdin.flush()
-    except BrokenPipeError:  # it could not even start; why stands in what it wrote
-        pass
     # The input stays open meanwhile: its end is the caller's.
     status = process.stderr.read(4096).decode("utf-8", "replace")
     output = process.stdout.read(4096).decode("utf-8", "replace")

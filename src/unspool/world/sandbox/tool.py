@@ -137,7 +137,7 @@ class _Runner:
 def _cause(outcome: Outcome, bounds: Bounds) -> str | None:
     """Why a run did not end well, as a sentence; None: it did."""
     kind, _, number = outcome.ended.partition(" ")
-    if outcome.report and kind == "exit":
+    if outcome.report and kind == "exit" and number != "0":
         return f"the code {shorten(outcome.report, 700).text}"
     said = {
         "timeout": f"the code ran longer than {bounds.timeout:g} s and was stopped",

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from typing import Any
 
 _POLL_MS = 25
+_POLL_HOST_MS = 200  # without a process namespace, every process of the host has to be looked at
 _MOST_REPORT = 4_000
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _ONLY_AST = 0x400
@@ -44,8 +45,7 @@ def main(enter: Any) -> None:
         if config["means"] != "none":
             enter.drop(config)
         elif sys.platform == "linux":
-            enter.die_with_parent()
-            enter.adopt_orphans()
+            enter.adopt_orphans()  # and not killed with its parent: it has them to end first
     except Exception as error:
         _say(status, f"failed {type(error).__name__}: {error}")
         os._exit(1)
@@ -60,7 +60,7 @@ def main(enter: Any) -> None:
         os.close(standard)
     ended = _supervise(config, child, proc)
     if config["means"] == "none":
-        _kill_all(proc)
+        _kill_all(child, proc)
     said = b""
     with contextlib.suppress(BlockingIOError):
         said = os.read(report, _MOST_REPORT)
@@ -99,10 +99,10 @@ def _supervise(config: dict[str, Any], child: int, proc: int | None) -> str:
     caller.register(0, select.POLLHUP)
     with contextlib.suppress(AttributeError, OSError):  # not everywhere; then its end is seen a little later
         caller.register(os.pidfd_open(child), select.POLLIN)
-    wait = 1
+    wait, most = 1, _POLL_HOST_MS if config["means"] == "none" else _POLL_MS
     while True:
-        events = caller.poll(wait)
-        wait = min(_POLL_MS, 2 * wait)
+        events = caller.poll(min(wait, max(0, int(1000 * (deadline - time.monotonic())) + 1)))
+        wait = min(most, 2 * wait)
         if any(event & (select.POLLHUP | select.POLLERR) for descriptor, event in events if descriptor == 0):
             return "left"
         ended = _reap(child)
@@ -187,17 +187,18 @@ def _proportional(proc: int, pid: int) -> int:
     return _resident(proc, pid)
 
 
-def _kill_all(proc: int | None) -> None:
+def _kill_all(child: int, proc: int | None) -> None:
     """Without a namespace to end, end each descendant; orphans come to this process, so none is lost."""
-    for _ in range(1000):
-        left = list(_members(proc, False)) if proc is not None else []
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
+    for _ in range(2000):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)
+        for pid in [] if proc is None else list(_members(proc, False)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG if left else 0)[0]:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        if not left:
+        except ChildProcessError:
             return
         time.sleep(0.001)
 
