@@ -53,6 +53,11 @@ def test_objects_without_a_comma_between_them_are_all_calls() -> None:
     assert brief('[TOOL_CALLS][{"name": "f"} {"name": "g"}]') == [("f", {}, "", "ok"), ("g", {}, "", "ok")]
 
 
+def test_a_list_that_the_next_mark_breaks_off_loses_no_call() -> None:
+    assert brief('[TOOL_CALLS][{"name": "f"}, [TOOL_CALLS]g{}') == [("f", {}, "", "ok"), ("g", {}, "", "ok")]
+    assert brief('[TOOL_CALLS][{"name": "f"}[TOOL_CALLS]g{}') == [("f", {}, "", "ok"), ("g", {}, "", "ok")]
+
+
 def test_no_cut_of_a_call_is_executable() -> None:
     named = '[TOOL_CALLS]f[CALL_ID]abcDEF012[ARGS]{"x": "a, \\"b\\"", "n": [1, {"t": true}], "z": -1.5e3}'
     listed = '[TOOL_CALLS] [{"name": "f", "arguments": {"x": "a, \\"b\\"", "n": [1, {"t": true}]}, "id": "abcDEF012"}'

@@ -74,7 +74,7 @@ def _list(text: str, start: int, at: int) -> Iterator[ParsedCall]:
     while True:
         decoded = decode_at(text, at)
         if decoded.error is not None:
-            if decoded.cut and not text[at:].strip() and at > first:
+            if at > first and (at == len(text) or text.startswith(TAG, at)):
                 return  # nothing was begun behind the comma
             yield broken_call(text, at, start, len(text) if decoded.cut else _close(text, at, 1), decoded)
             return
