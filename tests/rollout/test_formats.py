@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests import families
-from unspool import ChatTemplate, MultiTurnRollout, ScriptedEngine, ToolManager, tool
+from unspool import ChatTemplate, MultiTurnRollout, Record, ScriptedEngine, TokenPolicy, ToolManager, tool
 from unspool.template import tool_prompt, with_examples, with_system
 
 QUESTION = [{"role": "user", "content": "Cold in Rome?"}]
@@ -193,3 +193,45 @@ def test_examples_are_context_written_in_the_format() -> None:
     text = made.decode(out["input_ids"])
     assert 'Thought: I look.\nAction: get_weather\nAction Input: {"city": "Oslo"}' in text
     assert "Observation: -3 degrees" in text
+
+
+DROPPED = {
+    "gptoss": (
+        "<|channel|>analysis<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>Cold.<|return|>",
+        "<|channel|>final<|message|>Yes.<|return|>",
+    ),
+    "gemma4_v5": ("<|channel>thought\nI look.\n<channel|>Cold.<turn|>", "Yes.<turn|>"),
+}
+
+
+@pytest.mark.parametrize("template", DROPPED)
+@pytest.mark.parametrize("thinking", ["keep", "template"])
+async def test_old_thinking_in_a_channel_is_kept_or_dropped_as_it_was_chosen(template: str, thinking: Any) -> None:
+    source = families.trl_templates()[template]
+    made = ChatTemplate(families.tokenizer_for(template), chat_template=source, thinking=thinking)
+    left = [encoded(made, turn) for turn in DROPPED[template]]
+    policy, record = TokenPolicy(ScriptedEngine(lambda request: left.pop(0)), made), Record()
+    first = await policy.extend(record, QUESTION, None)
+    assert first.message is not None and first.message.reasoning_content == "I look."
+    history = [*QUESTION, first.message.to_dict(), {"role": "user", "content": "Sure?"}]
+    second = await policy.extend(record, history, None)
+    prompt = second.record.input_ids[: -len(encoded(made, DROPPED[template][1]))]
+    if thinking == "template":
+        assert prompt == made.encode(history)
+    else:
+        kept = [*made.encode(QUESTION), *encoded(made, DROPPED[template][0])]
+        assert prompt == [*kept, *made.bridge(kept, history[-1:])]
+
+
+def test_hermes_calls_need_a_prompt_where_the_template_ignores_tools() -> None:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        made = ChatTemplate(
+            families.tokenizer_for("llama3"), chat_template=families.trl_templates()["llama3"], parser="hermes"
+        )
+    assert "it ignores tools" in str(warned[0].message)
+    messages = with_system(QUESTION, tool_prompt(TOOLS))
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call><|eot_id|>'
+    out = rollout(made, call, "Cold.<|eot_id|>", messages=messages)
+    assert calls(out["messages"][2]) == [{"city": "Rome"}]
+    assert '<tools>\n{"type": "function", "function": {"name": "get_weather"' in made.decode(out["input_ids"])
