@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unspool.template.parsers import PARSERS, ParsedText, ToolParser, TurnParser
+from unspool.template.parsers import PARSERS, MarkedParser, ParsedText, ToolParser, TurnParser
 
 HERMES = (
     'Hi <tool_call>\n{"name": "f", "arguments": {"x": "a\\"b", "n": [1, {}]}}\n</tool_call>\n<tool_call>{"name": "g"}'
@@ -104,6 +105,12 @@ parsers = pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
 many = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
+def in_order(part: str, text: str) -> bool:
+    """Whether the characters of `part`, line breaks aside, stand in `text` in this order."""
+    left = iter(text)
+    return part in text or all(char in left for char in part if char != "\n")
+
+
 def check(parser: ToolParser, text: str) -> ParsedText:
     read = parser.parse(text, TOOLS)
     at, rest = 0, ""
@@ -118,10 +125,7 @@ def check(parser: ToolParser, text: str) -> ParsedText:
             assert call.error and isinstance(call.arguments, str)
     rest += text[at:]
     if isinstance(parser, TurnParser):  # headers are left out, and parts are joined by line breaks
-        left = iter(rest)
-        assert all(char in left for char in read.content if char != "\n")
-        left = iter(rest)
-        assert all(char in left for char in read.reasoning or "" if char != "\n")
+        assert in_order(read.content, rest) and in_order(read.reasoning or "", rest)
     else:
         assert read.content == rest
         assert read.reasoning is None
@@ -161,6 +165,24 @@ def test_a_valid_turn_with_parts_moved_doubled_or_lost_is_read(parser: ToolParse
         part, lost = text[left:right], data.draw(st.booleans())
         text = text[:left] + text[right:] if lost else text[:at] + part + text[at:]
     check(parser, text)
+
+
+@pytest.mark.parametrize("name", [name for name, parser in PARSERS.items() if isinstance(parser, MarkedParser)])
+@many
+@given(data=st.data())
+def test_only_openings_that_count_open_calls(name: str, data: st.DataObject) -> None:
+    parser, text = PARSERS[name], VALID[name]
+    assert isinstance(parser, MarkedParser)
+    assert parser.parse(text, TOOLS, at=set()) == ParsedText(text, [])
+    places = [match.start() for word in parser.openings for match in re.finditer(re.escape(word), text)]
+    assert parser.parse(text, TOOLS, at=places) == parser.parse(text, TOOLS)
+    counted = data.draw(st.sets(st.sampled_from(places)))
+    read = parser.parse(text, TOOLS, at=counted)
+    end = 0
+    for call in read.calls:
+        assert end <= call.start < call.end <= len(text)
+        assert call.start == end or any(call.start <= place < call.end for place in counted)
+        end = call.end
 
 
 @parsers
