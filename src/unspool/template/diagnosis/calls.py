@@ -104,7 +104,8 @@ def check_calls(patient: Patient) -> Iterator[Finding]:
             "sampled turns keep theirs; for prompts, put the text into a message of its own",
         )  # fmt: skip
     two = patient.asked(SENTINEL, ("weather", "clock"))
-    if not patient.refusal([patient.user(), two]) and not patient.shows([patient.user(), two], "weather", "clock"):
+    both = patient.try_render([patient.user(), two], prompt=False)
+    if both is not None and both.count(SENTINEL) < 2:
         yield Finding(
             "calls", "note", "drops_second_call", "of two calls in a message it writes one",
             "sampled calls stay in the record; in prompts, give each call a message of its own",
