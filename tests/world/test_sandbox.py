@@ -54,7 +54,7 @@ def sandboxed() -> set[int]:
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if b"inside.main(enter)" in (folder / "cmdline").read_bytes():
+            if b"inside.main(enter" in (folder / "cmdline").read_bytes():
                 found.add(int(folder.name))
     return found
 
@@ -429,7 +429,8 @@ def test_calls_that_reach_around_the_sandbox_are_refused(means: str, call: str) 
 
 
 def test_the_code_is_nobody_and_can_become_nobody_else(means: str) -> None:
-    assert "PermissionError" in cause(answer(means, "import os\nos.setuid(0)"))
+    refused = ("Operation not permitted (the sandbox does not allow it)", "Invalid argument")
+    assert cause(answer(means, "import os\nos.setuid(0)")).endswith(refused)
     status = "import os\nos.getuid() != 0, os.geteuid() != 0, os.getgid() != 0, 0 in os.getgroups(), os.getpid() < 10"
     assert answer(means, status) == "(True, True, True, False, True)"
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from unspool.types import InvalidValueError, SandboxError
@@ -25,9 +26,22 @@ from unspool.world.sandbox import filter as seccomp
 
 MEANS = ("bubblewrap", "kernel", "none")
 MB = 1 << 20
-_CHILD = str(Path(__file__).resolve().parent / "child")
-_CHILD_WITHIN = "/opt/unspool"
-_BOOT = "import sys; sys.path.insert(0, sys.argv.pop()); import enter, inside; inside.main(enter)"
+_BOOT = """
+import marshal, os, sys
+def read(count):
+    got = b""
+    while len(got) < count:
+        more = os.read(0, count - len(got))
+        if not more:
+            os._exit(1)
+        got += more
+    return got
+parts = marshal.loads(read(int.from_bytes(read(4), "little")))
+enter, inside = type(sys)("enter"), type(sys)("inside")
+exec(parts[0], enter.__dict__)
+exec(parts[1], inside.__dict__)
+inside.main(enter, parts[2], read(parts[2]["length"]))
+"""
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _INODES_A_MB = 64
 _OPEN_FILES = 256
@@ -95,7 +109,6 @@ def launch(means: str, bounds: Bounds, code: bytes, folder: str = "/tmp") -> tup
         limits["RLIMIT_NPROC"] = bounds.processes + (2 if means == "kernel" and not root else 1)
     visible = _visible(bounds)
     machine = seccomp.architecture()
-    child = _CHILD_WITHIN if means == "bubblewrap" else _CHILD
     config: dict[str, Any] = {
         "means": means,
         "root": root,
@@ -114,13 +127,23 @@ def launch(means: str, bounds: Bounds, code: bytes, folder: str = "/tmp") -> tup
         "filter": seccomp.program(machine) if isolated and machine else b"",
         "environment": _environment(folder, isolated),
         "path": _packages() if bounds.packages else [],
-        "code_folder": child,
         "length": len(code),
     }
-    header = marshal.dumps(config)
-    python = [_python(), "-I", "-S", "-B", "-X", "utf8", "-c", _BOOT, child]
+    header = marshal.dumps((*_child(), config))
+    python = [_python(), "-I", "-S", "-B", "-X", "utf8", "-c", _BOOT]
     command = [*_bubblewrap(visible, config), *python] if means == "bubblewrap" else python
     return command, len(header).to_bytes(4, "little") + header + code
+
+
+@lru_cache(maxsize=1)
+def _child() -> tuple[CodeType, CodeType]:
+    """What runs in the sandbox's process, compiled once: it has the same interpreter, and finds no files of ours."""
+    folder = Path(__file__).parent / "child"
+    enter, inside = (
+        compile((folder / name).read_text(encoding="utf-8"), f"<unspool's {name}>", "exec")
+        for name in ("enter.py", "inside.py")
+    )
+    return enter, inside
 
 
 def environment() -> dict[str, str]:
@@ -192,12 +215,12 @@ def _bubblewrap(visible: Sequence[str], config: dict[str, Any]) -> list[str]:
         "/tmp",
     ]
     # Parents that bubblewrap makes by itself are closed to other users.
-    for folder in dict.fromkeys(parent for one in ["/dev/null", *visible, _CHILD_WITHIN] for parent in _parents(one)):
+    for folder in dict.fromkeys(parent for one in ["/dev/null", *visible] for parent in _parents(one)):
         command += ["--dir", folder]
     for device in _DEVICES:
         command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
-    for path, place in [*((path, path) for path in visible), (_CHILD, _CHILD_WITHIN)]:
-        command += ["--ro-bind", path, place]
+    for path in visible:
+        command += ["--ro-bind", path, path]
     for target, link in [*config["links"], ("/tmp", "/dev/shm")]:
         command += ["--symlink", target, link]
     return [*command, "--proc", "/proc", "--remount-ro", "/", "--"]

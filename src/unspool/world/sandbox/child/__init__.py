@@ -1,1 +1,1 @@
-"""What runs in the sandbox's own process: standard library only, loaded from this folder, never with unspool."""
+"""What runs in the sandbox's own process: standard library only, sent to it as code, never with unspool."""

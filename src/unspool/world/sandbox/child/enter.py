@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any
+
+TYPE_CHECKING = False  # typing's own would cost the import of typing
+if TYPE_CHECKING:
+    from typing import Any
 
 _NEWNS, _NEWCGROUP, _NEWUTS, _NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 _NEWUSER, _NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000

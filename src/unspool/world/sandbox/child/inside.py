@@ -9,18 +9,19 @@ caller's end of standard input closes. The code is not filtered or rewritten: th
 from __future__ import annotations
 
 import _ast
-import contextlib
+import _signal as signal  # type: ignore[import-not-found]  # without the enums, which are slow to make
 import errno
 import io
-import marshal
 import os
 import resource
 import select
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+
+TYPE_CHECKING = False  # typing's own would cost the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
 
 _POLL_MS = 25
 _POLL_HOST_MS = 200  # without a process namespace, every process of the host has to be looked at
@@ -32,15 +33,27 @@ _NAME = "<code>"
 _MB = 1 << 20
 
 
-def main(enter: Any) -> None:
-    """Read the configuration and the code from standard input, run it, say how it ended."""
+class _Unless:
+    """`contextlib.suppress`, without what it imports."""
+
+    def __init__(self, *kinds: type[BaseException]) -> None:
+        self._kinds = kinds
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> bool:
+        return kind is not None and issubclass(kind, self._kinds)
+
+
+def main(enter: Any, config: dict[str, Any], source: bytes) -> None:
+    """Run the code, say how it ended."""
     status = os.dup(2)
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with contextlib.suppress(OSError), io.open("/proc/self/oom_score_adj", "w") as file:  # noqa: UP020
+        with _Unless(OSError), io.open("/proc/self/oom_score_adj", "w") as file:  # noqa: UP020
             file.write("1000")  # where the whole machine is short of memory, this goes first
-        config = marshal.loads(_read(int.from_bytes(_read(4), "little")))
-        code = _read(config["length"]).decode()
+        code = source.decode()
         proc = enter.enter(config) if config["means"] == "kernel" else _own_proc()
         if config["means"] != "none":
             enter.drop(config)
@@ -62,29 +75,19 @@ def main(enter: Any) -> None:
     if config["means"] == "none":
         _kill_all(child, proc)
     said = b""
-    with contextlib.suppress(BlockingIOError):
+    with _Unless(BlockingIOError):
         said = os.read(report, _MOST_REPORT)
     _say(status, ended, said)
     os._exit(0)
 
 
-def _read(count: int) -> bytes:
-    read = b""
-    while len(read) < count:
-        more = os.read(0, count - len(read))
-        if not more:
-            os._exit(1)  # the caller is gone
-        read += more
-    return read
-
-
 def _say(status: int, line: str, rest: bytes = b"") -> None:
-    with contextlib.suppress(OSError):
+    with _Unless(OSError):
         os.write(status, line.encode("utf-8", "replace")[:_MOST_REPORT] + b"\n" + rest)
 
 
 def _own_proc() -> int | None:
-    with contextlib.suppress(OSError):
+    with _Unless(OSError):
         return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     return None
 
@@ -97,7 +100,7 @@ def _supervise(config: dict[str, Any], child: int, proc: int | None) -> str:
     deadline = time.monotonic() + config["timeout"]
     caller = select.poll()
     caller.register(0, select.POLLHUP)
-    with contextlib.suppress(AttributeError, OSError):  # not everywhere; then its end is seen a little later
+    with _Unless(AttributeError, OSError):  # not everywhere; then its end is seen a little later
         caller.register(os.pidfd_open(child), select.POLLIN)
     wait, most = 1, _POLL_HOST_MS if config["means"] == "none" else _POLL_MS
     while True:
@@ -118,7 +121,7 @@ def _supervise(config: dict[str, Any], child: int, proc: int | None) -> str:
 def _reap(child: int) -> int | None:
     """Bury all that has ended; how the child did, where it is among them."""
     ended = None
-    with contextlib.suppress(ChildProcessError):
+    with _Unless(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == child:
@@ -152,7 +155,7 @@ def _members(proc: int, all_of_them: bool) -> Iterator[int]:
         return
     parents = {}
     for pid in pids:
-        with contextlib.suppress(OSError, ValueError, IndexError):
+        with _Unless(OSError, ValueError, IndexError):
             parents[pid] = int(_file(proc, f"{pid}/stat").rpartition(b")")[2].split()[1])
     family = {os.getpid()}
     grown = True
@@ -172,7 +175,7 @@ def _file(proc: int, path: str) -> bytes:
 
 
 def _resident(proc: int, pid: int) -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):
+    with _Unless(OSError, ValueError, IndexError):
         return int(_file(proc, f"{pid}/statm").split()[1]) * _PAGE
     return 0
 
@@ -190,10 +193,10 @@ def _proportional(proc: int, pid: int) -> int:
 def _kill_all(child: int, proc: int | None) -> None:
     """Without a namespace to end, end each descendant; orphans come to this process, so none is lost."""
     for _ in range(2000):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with _Unless(ProcessLookupError, PermissionError):
             os.killpg(child, signal.SIGKILL)
         for pid in [] if proc is None else list(_members(proc, False)):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            with _Unless(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -257,9 +260,7 @@ def _become(enter: Any, config: dict[str, Any], report: int) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.argv[:] = [""]
-    sys.path[:] = [one for one in sys.path if one != config["code_folder"]] + config["path"] + [config["cwd"]]
-    for name in ("enter", "inside"):
-        sys.modules.pop(name, None)
+    sys.path[:] = [*(one for one in sys.path if one), *config["path"], config["cwd"]]
 
 
 def _execute(code: str) -> None:
@@ -275,13 +276,13 @@ def _execute(code: str) -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BaseException):  # the code may have put anything there
+        with _Unless(BaseException):  # the code may have put anything there
             stream.flush()
 
 
 def _write(descriptor: int, text: str) -> None:
     data = text.encode("utf-8", "backslashreplace")
-    with contextlib.suppress(OSError):
+    with _Unless(OSError):
         while data:
             data = data[os.write(descriptor, data) :]
 
