@@ -68,6 +68,8 @@ def test_an_input_on_its_own_line() -> None:
         ("now[]", {}),
         ("now\nAction Input: {}", {}),
         ("unknown[x]", {"input": "x"}),
+        ('search\nAction Input: ```json\n{"query": "x"}\n```\nObservation: y', {"query": "x"}),
+        ('search\nAction Input:\n```\n{"query": "```"}\n```', {"query": "```"}),
         ('search\nAction Input: {"query": "a\nb"}', {"query": "a\nb"}),
     ],
 )
@@ -84,7 +86,10 @@ def test_without_tools_a_plain_input_is_called_input() -> None:
 @pytest.mark.parametrize(
     ("action", "status", "sentence"),
     [
-        ("search for something", "unclosed", "cut off before its input"),
+        ("search for something", "bad_json", "an action is written name[input]"),
+        ("search(x)", "bad_json", "an action is written name[input]"),
+        ("", "unclosed", "cut off before its input"),
+        ('search\nAction Input: ```json\n{"query": "x', "unclosed", "cut off"),
         ("search for something\nmore", "bad_json", "an action is written name[input]"),
         ("search", "unclosed", "cut off before its input"),
         ("search\nAction Input:", "unclosed", "cut off before its input"),

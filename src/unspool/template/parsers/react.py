@@ -4,8 +4,8 @@
     Action: search[weather in Rome]
 
 or, on two lines, `Action: search` and `Action Input: {"query": "weather in Rome"}`. A line that begins with `Action:`
-(`Action 2:` too) is a call; thoughts stay in the content. An input that is a JSON object holds the arguments; any other
-text is the value of the tool's only parameter (or its only required one), typed by the schema.
+(`Action 2:` too) is a call; thoughts stay in the content. An input that is a JSON object, fenced or not, holds the
+arguments; any other text is the value of the tool's only parameter (or its only required one), typed by the schema.
 
 The input in brackets runs to the bracket that balances the first, and ends its line; a plain input behind
 `Action Input:` runs to the next line with a label, or to the end of the turn. `Action: Finish[...]` is how the format
@@ -31,6 +31,7 @@ _ACTION = re.compile(r"^[ \t]*+Action(?: [0-9]+)?:[ \t]*+", re.MULTILINE)
 _INPUT = re.compile(r"[ \t\r]*+\n\s*+Action Input(?: [0-9]+)?:[ \t]*+")
 _LABEL = re.compile(r"^[ \t]*+(?:Thought|Action|Action Input|Observation|Final Answer)(?: [0-9]+)?:", re.MULTILINE)
 _OBSERVATION = re.compile(r"^[ \t]*+Observation(?: [0-9]+)?:", re.MULTILINE)
+_FENCE = re.compile(r"```(?:json)?\s*+(?=\{)")
 _NAME = re.compile(r"[^\s\[\]{}()]++")
 _REST_OF_LINE = re.compile(r"[^\n]*+")
 _BRACKET = re.compile(r"[\[\]]")
@@ -115,7 +116,7 @@ def _action(text: str, start: int, at: int, schemas: Mapping[str, Mapping[str, A
     if label is None:
         line = _REST_OF_LINE.match(text, behind)
         end = line.end() if line else behind
-        if not text[end:].strip():
+        if not text[behind:end].strip() and not text[end:].strip():
             fault = _Fault("the action was cut off before its input", cut=True)
         else:
             fault = _Fault("an action is written name[input], or a name with 'Action Input:' on the next line")
@@ -152,13 +153,18 @@ def _behind_label(text: str, start: int, name: str, at: int, schemas: Mapping[st
     first = skip_blank(text, at)
     if first == len(text):
         return _broken(text, start, at, name, _Fault("the action was cut off before its input", cut=True))
-    if text.startswith("{", first):
-        decoded = decode_at(text, first)
+    fence = _FENCE.match(text, first)
+    opened = fence.end() if fence else first
+    if text.startswith("{", opened):
+        decoded = decode_at(text, opened)
         if decoded.error is not None:
             return _broken(text, start, at, name, _Fault(decoded.error, decoded.cut))
-        if junk := _rest(text, decoded.end):
+        end = decoded.end
+        if fence and text.startswith("```", skip_blank(text, end)):
+            end = skip_blank(text, end) + len("```")
+        if junk := _rest(text, end):
             return _broken(text, start, at, name, _Fault(f"invalid JSON: extra text behind the object: {junk[:40]}"))
-        return _whole(text, start, name, (at, decoded.end), decoded.end, schemas)
+        return _whole(text, start, name, (opened, decoded.end), end, schemas)
     following = _LABEL.search(text, at)
     end = following.start() if following else len(text)
     end = at + len(text[at:end].rstrip())
