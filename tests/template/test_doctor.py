@@ -296,7 +296,7 @@ ALONE: dict[str, tuple[str, str, str]] = {
     ),
     "one_call_only": (
         CALLS,
-        "{%- if message.tool_calls[1:] -%}{{ raise_exception('one call, please') }}{%- endif -%}" + CALLS,
+        "{%- if (message.tool_calls or [])[1:] -%}{{ raise_exception('one call, please') }}{%- endif -%}" + CALLS,
         "note",
     ),
     "trims_content": ("~ text(message) ~ \"<|im_end|>", "~ text(message) | trim ~ \"<|im_end|>", "note"),

@@ -99,18 +99,16 @@ def show_diagnosis(found: Diagnosis, console: Console | None = None, *, as_json:
     if as_json:
         console.print(json.dumps(found.to_dict(), indent=2), soft_wrap=True, markup=False, highlight=False, emoji=False)
         return
-    verdict = "Ready for rollouts" if found.ok else "Not ready"
-    style = "bold green" if found.ok else "bold red"
-    details = found.verdict.removeprefix(verdict).lstrip(":")
-    console.print(Text.assemble((verdict, style), _line((":" if not found.ok else "") + details)))
-    console.print(_facts(found), style="dim")
+    page = _Page(console.encoding)
+    console.print(page.verdict(found))
+    console.print(page.facts(found), style="dim")
     table = Table(show_header=False, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     for finding in _sorted(found):
         mark, colour = _MARKS[finding.level]
-        table.add_row(Text(mark, colour), Text(finding.check), _what(finding))
+        table.add_row(Text(mark, colour), Text(finding.check), page.what(finding))
     console.print(table)
 
 
@@ -119,21 +117,31 @@ def _sorted(found: Diagnosis) -> list[Finding]:
     return [*found.broken, *found.notes, *fine]
 
 
-def _what(finding: Finding) -> Text:
-    text = Text(_line(finding.text))
-    if finding.level != "ok":
-        text.append(f" [{finding.code}]", "dim")
-    if finding.remedy:
-        text.append(f"\n→ {_line(finding.remedy)}", "cyan")
-    return text
+class _Page:
+    """The parts of the page, in characters that its encoding has."""
 
+    def __init__(self, encoding: str) -> None:
+        self._encoding = encoding
 
-def _facts(found: Diagnosis) -> Text:
-    facts = [found.name, f"parser {found.parser or 'none'}"]
-    if found.switches:
-        facts.append(f"switches {', '.join(found.switches)}")
-    return Text(" · ".join(_line(fact) for fact in facts))
+    def verdict(self, found: Diagnosis) -> Text:
+        head = "Ready for rollouts" if found.ok else "Not ready"
+        text = Text(head, "bold green" if found.ok else "bold red")
+        return text.append(self._line(found.verdict.removeprefix(head)), "not bold default")
 
+    def facts(self, found: Diagnosis) -> Text:
+        facts = [found.name, f"parser {found.parser or 'none'}"]
+        if found.switches:
+            facts.append(f"switches {', '.join(found.switches)}")
+        return Text(self._line(" · ".join(facts)))
 
-def _line(text: str) -> str:
-    return visible(text).replace("\n", "\u240a")
+    def what(self, finding: Finding) -> Text:
+        text = Text(self._line(finding.text))
+        if finding.level != "ok":
+            text.append(f" [{finding.code}]", "dim")
+        if finding.remedy:
+            text.append("\n").append(self._line(f"→ {finding.remedy}"), "cyan")
+        return text
+
+    def _line(self, text: str) -> str:
+        shown = visible(text).replace("\n", "\u240a")
+        return shown.encode(self._encoding, "backslashreplace").decode(self._encoding)
