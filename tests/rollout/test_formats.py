@@ -9,6 +9,7 @@ import pytest
 
 from tests import families
 from unspool import ChatTemplate, MultiTurnRollout, Record, ScriptedEngine, TokenPolicy, ToolManager, tool
+from unspool.engines.embedded import ensure_embedded_model
 from unspool.template import tool_prompt, with_examples, with_system
 
 QUESTION = [{"role": "user", "content": "Cold in Rome?"}]
@@ -235,3 +236,25 @@ def test_hermes_calls_need_a_prompt_where_the_template_ignores_tools() -> None:
     out = rollout(made, call, "Cold.<|eot_id|>", messages=messages)
     assert calls(out["messages"][2]) == [{"city": "Rome"}]
     assert '<tools>\n{"type": "function", "function": {"name": "get_weather"' in made.decode(out["input_ids"])
+
+
+PLAIN_CHATML = """{%- for message in messages -%}
+{%- if message.role not in ("system", "user", "assistant") -%}{{- raise_exception("no such role") -}}{%- endif -%}
+{{- "<|im_start|>" ~ message.role ~ "\n" ~ message.content ~ "<|im_end|>\n" -}}
+{%- endfor -%}{%- if add_generation_prompt -%}{{- "<|im_start|>assistant\n" -}}{%- endif -%}"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("parser", "turn"),
+    [
+        ("react", 'Thought: hm\nAction: get_weather\nAction Input: {"city": "Rome"}<|im_end|>'),
+        ("cline", "hm\n<get_weather>\n<city>Rome</city>\n</get_weather><|im_end|>"),
+    ],
+)
+def test_the_embedded_models_tokenizer_with_a_template_of_three_roles(parser: str, turn: str) -> None:
+    made = ChatTemplate(str(ensure_embedded_model()), chat_template=PLAIN_CHATML, parser=parser)
+    out = rollout(made, turn, "Cold.<|im_end|>")
+    assert calls(out["messages"][1]) == [{"city": "Rome"}]
+    text = made.decode(out["input_ids"])
+    assert text.startswith("<|im_start|>system\n") and text.count("<|im_start|>user\n") == 2
