@@ -59,6 +59,10 @@ def sandboxed() -> set[int]:
     return found
 
 
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
 def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> bool:
     deadline = time.monotonic() + seconds
     while not true():
@@ -70,13 +74,14 @@ def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> bool:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
-    descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    descriptors = open_descriptors()
     before = sandboxed()
     yield
     # Other workers' sandboxes come and go; one that stays was left by the test.
     left = sandboxed() - before
     assert wait_until(lambda: not left & sandboxed()), "a process is left"
-    assert len(os.listdir("/proc/self/fd")) <= descriptors + 6, "descriptors are left"  # noqa: PTH208
+    # The first call of a process makes the private loop, which keeps a few; others close theirs a moment later.
+    assert wait_until(lambda: open_descriptors() <= descriptors + 6), "descriptors are left"
 
 
 isolated = pytest.mark.skipif(not WORKING, reason="neither bubblewrap nor namespaces work here")
@@ -224,7 +229,8 @@ def test_ten_gigabytes_are_not_given(means: str) -> None:
     expected = "Error: the code raised MemoryError (it used more than 100 MB of memory)"
     assert cause(answer(means, "x = bytearray(10 << 30)", memory_mb=100)) == expected
     grows = "x = []\nwhile True: x.append(bytearray(1 << 20))"
-    assert cause(answer(means, grows, memory_mb=100)) == expected
+    # Its own allocation fails, or the supervisor, which counts libraries too, sees it first.
+    assert "used more than 100 MB of memory" in cause(answer(means, grows, memory_mb=100))
 
 
 def test_memory_is_limited_for_all_processes_together(means: str) -> None:
@@ -481,9 +487,9 @@ def test_many_calls_leave_no_descriptor_and_no_thread(means: str) -> None:
         manager = ToolManager([PythonTool(isolation=means, timeout=0.3)])
         codes = ["1", "1 / 0", "while True: print('x' * 1000)", "while True: pass"]
         await manager.call("python", {"code": "1"})
-        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        before = open_descriptors()
         await asyncio.gather(*(manager.call("python", {"code": code}) for code in codes * 4))
-        assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+        assert await asyncio.to_thread(wait_until, lambda: open_descriptors() == before)
 
     threads = threading.active_count()
     asyncio.run(many())

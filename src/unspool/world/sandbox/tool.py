@@ -78,7 +78,9 @@ class PythonTool(Tool):
         if concurrency is None:
             concurrency = 2 * (os.cpu_count() or 1)
         check_value("concurrency", concurrency, is_count, "a whole number, at least 1, or None")
-        bounds = Bounds(timeout, memory_mb, max_processes, files_mb, output_mb, shown, bool(packages))
+        bounds = Bounds(
+            float(timeout), int(memory_mb), int(max_processes), int(files_mb), int(output_mb), shown, bool(packages)
+        )
         means = choose(isolation, shown)
         super().__init__(
             name=name,
