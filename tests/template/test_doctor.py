@@ -86,6 +86,7 @@ NO_TOOLS = {
 """Templates that do not tell the model of tools, and what else of tools they lack."""
 
 LOSSES = {
+    "gptoss": "drops_second_call",
     "lfm2": "drops_calls",
     "lfm2_2_5": "rewrites_arguments",
     "lfm2_2_5_v2": "rewrites_arguments",
