@@ -5,9 +5,9 @@ values. Each turn asks for one token after so many tokens of context and 48 new 
 stands between a request and its first token. The conversations of all lengths take turns, and a cell is the median over
 the repetitions.
 
-Attention reads all keys, so even a forward pass that is fed 48 tokens grows with what stands before them. That part is
-measured by itself: the same forward pass of the bare model, with a cache made beforehand (transformers' own). "anew"
-is an engine that keeps nothing and so computes the whole conversation each turn.
+Attention reads all keys, so even a forward pass that is fed 48 tokens grows with what stands before them. That is
+measured by itself: the same forward pass of the bare model, with a cache made beforehand and transformers' own
+attention. "anew" is an engine that keeps nothing and so computes the whole conversation each turn.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def bare_pass(model: Any, length: int, times: int) -> float:
             start = time.perf_counter()
             model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
             seconds.append(time.perf_counter() - start)
-            cache.crop(NEW)
+            cache.crop(-NEW)
     return median(seconds)
 
 
