@@ -496,21 +496,24 @@ def test_many_calls_leave_no_descriptor_and_no_thread(means: str) -> None:
     assert wait_until(lambda: threading.active_count() <= threads)
 
 
-def test_a_killed_caller_leaves_no_process(means: str) -> None:
+@pytest.mark.parametrize("means", [*WORKING, "none"])
+def test_a_killed_caller_leaves_no_process_and_no_folder(means: str, tmp_path: Path) -> None:
     script = (
         "from unspool import PythonTool, ToolManager\n"
         f"tools = ToolManager([PythonTool(isolation={means!r}, timeout=600)])\n"
         "print('ready', flush=True)\n"
-        "tools('python', {'code': 'import os, time\\nos.fork()\\nos.setsid\\ntime.sleep(600)'})"
+        "tools('python', {'code': 'import os, time\\nos.fork() or os.setsid()\\ntime.sleep(600)'})"
     )
     before = sandboxed()
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as caller:
+    places = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=places) as caller:
         assert caller.stdout is not None
         assert caller.stdout.readline() == b"ready\n"
         assert wait_until(lambda: len(sandboxed() - before) >= 3)
         started = sandboxed() - before
         caller.kill()
     assert wait_until(lambda: not started & sandboxed())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_calls_from_several_threads_and_loops_at_once(means: str) -> None:

@@ -74,6 +74,10 @@ def main(enter: Any, config: dict[str, Any], source: bytes) -> None:
     ended = _supervise(config, child, proc)
     if config["means"] == "none":
         _kill_all(child, proc)
+        if ended == "left":  # nobody is there to clear the folder away
+            import shutil
+
+            shutil.rmtree(config["cwd"], ignore_errors=True)
     said = b""
     with _Unless(BlockingIOError):
         said = os.read(report, _MOST_REPORT)
