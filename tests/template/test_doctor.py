@@ -221,6 +221,18 @@ def test_without_tools_what_only_tools_need_is_a_note(gemma3: Any) -> None:
     assert {"no_tools", "no_tool_role", "unknown_format"} <= {finding.code for finding in found.notes}
 
 
+def test_a_bridge_that_only_tools_need_is_a_note_without_them() -> None:
+    loop, second = (
+        "{%- for message in messages -%}",
+        "{%- if messages[loop.index0 - 1].role == message.role == 'tool' -%}",
+    )
+    source = GOOD.replace(loop, f"{loop}{second}{{{{ raise_exception('one answer') }}}}{{%- endif -%}}")
+    found = small(source)
+    assert (found.codes, found.bridges["two tools"]) == (("no_bridge",), "refused")
+    assert found.verdict.startswith("Not ready: two tools: there is no bridge")
+    assert small(source, tools=False).verdict == "Ready for rollouts, with 1 note"
+
+
 def test_a_tokenizer_of_the_wrong_class_loses_spaces() -> None:
     found = doctor(str(families.folder("deepseek_v3")))
     assert "loses_spaces" in {finding.code for finding in found.broken}
@@ -281,6 +293,8 @@ ALONE: dict[str, tuple[str, str, str]] = {
     "no_tools": ("{%- if tools -%}", "{%- if false -%}", "broken"),
     "no_tool_role": ('["system", "user", "tool"]', '["system", "user"]', "broken"),
     "no_stop_token": ("<|im_end|>", "", "broken"),
+    "no_bridge": ('"<|im_start|>assistant\\n" ~ said', '"<|im_start|>assistant\\n"', "broken"),
+    "bridge_differs": ('<|im_end|>\\n" -}}\n    {%- elif', '<|im_end|>" ~ messages | length -}}\n    {%- elif', "note"),
     "unread_calls": ('<tool_call>\\n{"name": \' ~', '<tool_call>\\n{"nom": \' ~', "broken"),
     "drops_calls": (CALLS, "{%- for call in [] -%}", "note"),
     "drops_second_call": (CALLS, "{%- for call in (message.tool_calls or [])[:1] -%}", "note"),

@@ -57,7 +57,7 @@ def findings(results: dict[str, Result], tool_role: bool) -> Iterator[Finding]:
     for name, result in counted.items():
         if result.outcome == "refused":
             yield Finding(
-                "bridge", "broken", "no_bridge", f"there is no bridge for {name}: {result.why}",
+                "bridge", "broken", "no_bridge", f"{name}: there is no bridge ({result.why})",
                 "pass chat_template= with one that renders such turns",
             )  # fmt: skip
         elif result.outcome == "differs":
