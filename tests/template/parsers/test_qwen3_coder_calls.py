@@ -238,3 +238,9 @@ def test_a_call_quoted_in_a_broken_value_is_not_run() -> None:
 )
 def test_other_formats_are_text(text: str) -> None:
     assert parse(text) == ParsedText(text, [])
+
+
+def test_a_function_behind_a_broken_value_is_part_of_it_even_without_its_own_tag() -> None:
+    broken = "<tool_call>\n<function=note>\n<parameter=text>\nsay\n</function>\n</tool_call>"
+    [call] = parse(f"{broken}\n<function=search>\n<parameter=query>\nx\n</parameter>\n</function>").calls
+    assert (call.name, call.status) == ("note", "unclosed")

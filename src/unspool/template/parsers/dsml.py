@@ -17,33 +17,22 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from unspool.template.parsers.base import ParsedCall, ParsedText, parsed
 from unspool.template.parsers.json_calls import decode_at, skip_blank
 from unspool.template.parsers.marks import next_opening
+from unspool.template.parsers.tags import TagsRead, skip_layout, unfinished
 from unspool.types import ToolInfo
 
 MARK = "｜DSML｜"
 END_INVOKE, END_VALUE = f"</{MARK}invoke>", f"</{MARK}parameter>"
 
-_BLANK = re.compile(r"\s*+")
 _OUTER = re.compile(rf"<{MARK}(?:function|tool)_calls>\s*+")
 _END_OUTER = re.compile(rf"\s*+</{MARK}(?:function|tool)_calls>")
 _START = re.compile(rf"<{MARK}(?:(?:function|tool)_calls>|invoke\b)")
 _INVOKE = re.compile(rf'<{MARK}invoke\s++name="([^"<>\n]*+)"\s*+>\s*+')
 _PARAMETER = re.compile(rf'<{MARK}parameter\s++name="([^"<>\n]*+)"\s++string="(true|false)"\s*+>')
-
-
-class _Read(NamedTuple):
-    """A call's tags, read up to `end`. `inside` says that a fault lies behind or in a value."""
-
-    name: str
-    arguments: dict[str, Any]
-    end: int
-    error: str | None = None
-    inside: bool = False
-    complete: bool = True
 
 
 class DsmlParser:
@@ -66,7 +55,7 @@ def _calls(text: str, counted: Collection[int] | None) -> Iterator[ParsedCall]:
         start = opening.start()
         outer = _OUTER.match(text, start)
         opened = outer.end() if outer else start
-        if inside and outer is None and _skip(text, at) == start:
+        if inside and outer is None and skip_layout(text, at) == start:
             start = at  # the layout between two calls of one block belongs to the second
         read = _read(text, opened)
         raw = text[opened : read.end]
@@ -75,7 +64,9 @@ def _calls(text: str, counted: Collection[int] | None) -> Iterator[ParsedCall]:
         elif read.complete:
             call = ParsedCall(read.name, raw, start, read.end, "bad_json", read.error)
         else:
-            call = _broken(text, start, opened, read)
+            # The call's own opening tag is not the one that follows.
+            behind = max(read.end, opened + 1)
+            call = unfinished(text, start, opened, read, opening=_START, closing=END_INVOKE, behind=behind)
         closing = _END_OUTER.match(text, call.end)
         inside = closing is None
         call = replace(call, end=closing.end()) if closing else call
@@ -83,10 +74,10 @@ def _calls(text: str, counted: Collection[int] | None) -> Iterator[ParsedCall]:
         yield call
 
 
-def _read(text: str, at: int) -> _Read:
+def _read(text: str, at: int) -> TagsRead:
     head = _INVOKE.match(text, at)
     if head is None:
-        return _Read("", {}, at, f'expected <{MARK}invoke name="...">, not {_shown(text, at)}', complete=False)
+        return TagsRead("", {}, at, f'expected <{MARK}invoke name="...">, not {_shown(text, at)}', complete=False)
     name, at = head.group(1).strip(), head.end()
     arguments: dict[str, Any] = {}
     fault = None if name else "the name of the call is missing"
@@ -94,13 +85,13 @@ def _read(text: str, at: int) -> _Read:
         tag = _PARAMETER.match(text, at)
         if tag is None:
             wanted = f'expected <{MARK}parameter name="..." string="true|false"> or {END_INVOKE}'
-            return _Read(
+            return TagsRead(
                 name, {}, at, fault or f"{wanted}, not {_shown(text, at)}", inside=bool(arguments), complete=False
             )
         key, close = tag.group(1).strip(), text.find(MARK, tag.end()) - len("</")
         if close < tag.end() or not text.startswith(END_VALUE, close):
             unclosed = f"the value of {key} is not closed by {END_VALUE}"
-            return _Read(name, {}, at, fault or unclosed, inside=True, complete=False)
+            return TagsRead(name, {}, at, fault or unclosed, inside=True, complete=False)
         if key in arguments or not key:
             fault = fault or (f"the parameter {key} stands twice" if key else "the name of a parameter is missing")
         value: object = text[tag.end() : close]
@@ -108,8 +99,8 @@ def _read(text: str, at: int) -> _Read:
             value, error = _decoded(text[tag.end() : close])
             fault = fault or (f"parameter {key}: {error}" if error else None)
         arguments[key] = value
-        at = _skip(text, close + len(END_VALUE))
-    return _Read(name, arguments, at + len(END_INVOKE), fault)
+        at = skip_layout(text, close + len(END_VALUE))
+    return TagsRead(name, arguments, at + len(END_INVOKE), fault)
 
 
 def _decoded(written: str) -> tuple[object, str | None]:
@@ -119,28 +110,5 @@ def _decoded(written: str) -> tuple[object, str | None]:
     return decoded.value, decoded.error
 
 
-def _broken(text: str, start: int, opened: int, read: _Read) -> ParsedCall:
-    """The call that could not be read, up to where the text can be trusted again."""
-    if read.inside:
-        # A call that follows may be quoted by the broken value; it must not run.
-        stop, close = len(text), text.rfind(END_INVOKE, read.end)
-        if close >= 0 and _START.search(text, close):
-            close = -1
-    else:
-        # The call's own opening tag is not the one that follows.
-        following = _START.search(text, max(read.end, opened + 1))
-        stop = following.start() if following else len(text)
-        close = text.find(END_INVOKE, read.end, stop)
-    end = close + len(END_INVOKE) if close >= 0 else stop
-    cut = close < 0 and stop == len(text)
-    raw = text[opened : close if close >= 0 else stop]
-    return ParsedCall(read.name, raw, start, end, "unclosed" if cut else "bad_json", read.error)
-
-
 def _shown(text: str, at: int) -> str:
     return repr(text[at : at + 40].strip())
-
-
-def _skip(text: str, at: int) -> int:
-    match = _BLANK.match(text, at)
-    return match.end() if match else at

@@ -15,33 +15,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from unspool.template.parsers.base import ParsedCall, ParsedText, parsed
 from unspool.template.parsers.marks import next_opening
 from unspool.template.parsers.schema_values import functions, typed
+from unspool.template.parsers.tags import TagsRead, skip_layout, unfinished
 from unspool.types import InvalidValueError, ToolInfo
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 END_VALUE = "</arg_value>"
 
 _OPEN = re.compile(OPEN)
-_BLANK = re.compile(r"\s*+")
 _NAME = re.compile(r"\s*+([^\s<>{}\[\]\"]*+)\s*+")
 _KEY = re.compile(r"<arg_key>([^<>]*+)</arg_key>\s*+<arg_value>")
 # What a value holds only if its own closing tag was forgotten, or if it quotes a call; the two cannot be told apart.
 _SWALLOWED = re.compile(r"<arg_key>|</arg_key>|<arg_value>|</tool_call>\s*+<tool_call>")
-
-
-class _Read(NamedTuple):
-    """A call's tags, read up to `end`. `inside` says that a fault lies behind or in a value."""
-
-    name: str
-    arguments: dict[str, Any]
-    end: int
-    error: str | None = None
-    inside: bool = False
-    complete: bool = True
 
 
 class GlmParser:
@@ -67,13 +56,15 @@ def _calls(
         read = _read(text, opened, schemas)
         if read.error is None:
             call = ParsedCall(read.name, read.arguments, start, read.end)
+        elif read.complete:
+            call = ParsedCall(read.name, text[opened : read.end - len(CLOSE)], start, read.end, "bad_json", read.error)
         else:
-            call = _broken(text, start, opened, read)
+            call = unfinished(text, start, opened, read, opening=_OPEN, closing=CLOSE, behind=read.end)
         at = call.end
         yield call
 
 
-def _read(text: str, at: int, schemas: Mapping[str, Mapping[str, Any]]) -> _Read:
+def _read(text: str, at: int, schemas: Mapping[str, Mapping[str, Any]]) -> TagsRead:
     head = _NAME.match(text, at)
     name, at = (head.group(1), head.end()) if head else ("", at)
     schema = schemas.get(name, {})
@@ -85,41 +76,17 @@ def _read(text: str, at: int, schemas: Mapping[str, Mapping[str, Any]]) -> _Read
             wanted = f"expected <arg_key>key</arg_key><arg_value>value</arg_value> or {CLOSE}"
             unknown = at == len(text) and not arguments  # cut off, perhaps in the name
             error = fault or f"{wanted}, not {text[at : at + 40].strip()!r}"
-            return _Read("" if unknown else name, {}, at, error, inside=bool(arguments), complete=False)
+            return TagsRead("" if unknown else name, {}, at, error, inside=bool(arguments), complete=False)
         key = tag.group(1).strip()
         close = text.find(END_VALUE, tag.end())
         if close < 0 or _SWALLOWED.search(text, tag.end(), close):
             error = f"the value of {key} is not closed by {END_VALUE}"
-            return _Read(name, {}, at, fault or error, inside=True, complete=False)
+            return TagsRead(name, {}, at, fault or error, inside=True, complete=False)
         if key in arguments or not key:
             fault = fault or (f"the argument {key} stands twice" if key else "the key of an argument is missing")
         try:
             arguments[key] = typed(text[tag.end() : close], key, schema, untyped_json=True)
         except InvalidValueError as error:
             fault = fault or str(error)
-        at = _skip(text, close + len(END_VALUE))
-    return _Read(name, arguments, at + len(CLOSE), fault)
-
-
-def _broken(text: str, start: int, opened: int, read: _Read) -> ParsedCall:
-    """The call that could not be read, up to where the text can be trusted again."""
-    if read.complete:
-        return ParsedCall(read.name, text[opened : read.end - len(CLOSE)], start, read.end, "bad_json", read.error)
-    if read.inside:
-        # A call that follows may be quoted by the broken value; it must not run.
-        stop, close = len(text), text.rfind(CLOSE, read.end)
-        if close >= 0 and text.find(OPEN, close) >= 0:
-            close = -1
-    else:
-        following = text.find(OPEN, read.end)
-        stop = following if following >= 0 else len(text)
-        close = text.find(CLOSE, read.end, stop)
-    end = close + len(CLOSE) if close >= 0 else stop
-    cut = close < 0 and stop == len(text)
-    raw = text[opened : close if close >= 0 else stop]
-    return ParsedCall(read.name, raw, start, end, "unclosed" if cut else "bad_json", read.error)
-
-
-def _skip(text: str, at: int) -> int:
-    match = _BLANK.match(text, at)
-    return match.end() if match else at
+        at = skip_layout(text, close + len(END_VALUE))
+    return TagsRead(name, arguments, at + len(CLOSE), fault)

@@ -17,34 +17,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from unspool.template.parsers.base import ParsedCall, ParsedText, parsed
 from unspool.template.parsers.schema_values import functions, typed
+from unspool.template.parsers.tags import TagsRead, skip_layout, unfinished
 from unspool.types import InvalidValueError, ToolInfo
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 END_FUNCTION, END_PARAMETER = "</function>", "</parameter>"
 
+_OPEN = re.compile(OPEN)
 _START = re.compile(r"<tool_call>|^<function=", re.MULTILINE)
-_BLANK = re.compile(r"\s*+")
 _FUNCTION = re.compile(r"<function=([^<>\n]*+)>")
 _PARAMETER = re.compile(r"<parameter=([^<>\n]*+)>")
 # What a value holds only if its own closing tag was forgotten, or if it quotes a call; the two cannot be told apart.
 _SWALLOWED = re.compile(
     r"^<(?:parameter|function)=|<tool_call>\s*+<function=|</function>\s*+</tool_call>", re.MULTILINE
 )
-
-
-class _Read(NamedTuple):
-    """A function's tags, read up to `end`. `inside` says that a fault lies behind or in a value."""
-
-    name: str
-    arguments: dict[str, Any]
-    end: int
-    error: str | None = None
-    inside: bool = False
-    complete: bool = True
 
 
 class Qwen3CoderParser:
@@ -69,12 +59,12 @@ def _block(text: str, start: int, tagged: bool, schemas: Mapping[str, Mapping[st
     at = start + len(OPEN) if tagged else start
     while True:
         opened = at
-        read = _function(text, _skip(text, at), schemas)
+        read = _function(text, skip_layout(text, at), schemas)
         raw = text[opened : read.end]
         if read.error is not None:
             yield _broken(text, start, opened, read)
             return
-        after = _skip(text, read.end)
+        after = skip_layout(text, read.end)
         if text.startswith(CLOSE, after):
             yield ParsedCall(read.name, read.arguments, start, after + len(CLOSE))
             return
@@ -91,60 +81,46 @@ def _block(text: str, start: int, tagged: bool, schemas: Mapping[str, Mapping[st
     yield ParsedCall(read.name, raw, start, close + len(CLOSE), "bad_json", error)
 
 
-def _function(text: str, at: int, schemas: Mapping[str, Mapping[str, Any]]) -> _Read:
+def _function(text: str, at: int, schemas: Mapping[str, Mapping[str, Any]]) -> TagsRead:
     head = _FUNCTION.match(text, at)
     if head is None:
-        return _Read("", {}, at, "expected <function=name> behind <tool_call>", complete=False)
+        return TagsRead("", {}, at, "expected <function=name> behind <tool_call>", complete=False)
     name = head.group(1).strip()
     schema = schemas.get(name, {})
     arguments: dict[str, Any] = {}
     fault = None if name else "the name of the function is missing"
-    at = _skip(text, head.end())
+    at = skip_layout(text, head.end())
     while not text.startswith(END_FUNCTION, at):
         tag = _PARAMETER.match(text, at)
         if tag is None:
             error = f"expected <parameter=name> or {END_FUNCTION}, not {text[at : at + 40].strip()!r}"
-            return _Read(name, {}, at, fault or error, inside=bool(arguments), complete=False)
+            return TagsRead(name, {}, at, fault or error, inside=bool(arguments), complete=False)
         key = tag.group(1).strip()
         close = text.find(END_PARAMETER, tag.end())
         if close < 0 or _SWALLOWED.search(text, tag.end(), close):
             error = f"the value of {key} is not closed by {END_PARAMETER}"
-            return _Read(name, {}, at, fault or error, inside=True, complete=False)
+            return TagsRead(name, {}, at, fault or error, inside=True, complete=False)
         if key in arguments or not key:
             fault = fault or (f"the parameter {key} stands twice" if key else "the name of a parameter is missing")
         try:
             arguments[key] = typed(_trimmed(text[tag.end() : close]), key, schema)
         except InvalidValueError as error:
             fault = fault or str(error)
-        at = _skip(text, close + len(END_PARAMETER))
-    return _Read(name, arguments, at + len(END_FUNCTION), fault)
+        at = skip_layout(text, close + len(END_PARAMETER))
+    return TagsRead(name, arguments, at + len(END_FUNCTION), fault)
 
 
-def _broken(text: str, start: int, opened: int, read: _Read) -> ParsedCall:
-    """The call that could not be read, up to where the text can be trusted again."""
-    if read.inside:
-        # A call that follows may be quoted by the broken value; it must not run.
-        stop, close = len(text), text.rfind(CLOSE, read.end)
-        if close >= 0 and _START.search(text, close):
-            close = -1
-    else:
-        stop = _next_open(text, read.end)
-        close = text.find(CLOSE, read.end, stop)
-    if read.complete and (close < 0 or text[read.end : close].strip()):
-        return ParsedCall(read.name, text[opened : read.end], start, read.end, "bad_json", read.error)
-    end = close + len(CLOSE) if close >= 0 else stop
-    cut = not read.complete and close < 0 and stop == len(text)
-    raw = text[opened : close if close >= 0 else stop]
-    return ParsedCall(read.name, raw, start, end, "unclosed" if cut else "bad_json", read.error)
+def _broken(text: str, start: int, opened: int, read: TagsRead) -> ParsedCall:
+    if read.complete:
+        close = text.find(CLOSE, read.end, _next_open(text, read.end))
+        if close < 0 or text[read.end : close].strip():
+            return ParsedCall(read.name, text[opened : read.end], start, read.end, "bad_json", read.error)
+        return ParsedCall(read.name, text[opened:close], start, close + len(CLOSE), "bad_json", read.error)
+    return unfinished(text, start, opened, read, opening=_OPEN, closing=CLOSE, behind=read.end, suspect=_START)
 
 
 def _trimmed(value: str) -> str:
     return value.removeprefix("\n").removesuffix("\n")
-
-
-def _skip(text: str, at: int) -> int:
-    match = _BLANK.match(text, at)
-    return match.end() if match else at
 
 
 def _next_open(text: str, at: int) -> int:
