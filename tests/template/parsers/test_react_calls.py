@@ -71,6 +71,15 @@ def test_an_input_on_its_own_line() -> None:
         ('search\nAction Input: ```json\n{"query": "x"}\n```\nObservation: y', {"query": "x"}),
         ('search\nAction Input:\n```\n{"query": "```"}\n```', {"query": "```"}),
         ('search\nAction Input: {"query": "a\nb"}', {"query": "a\nb"}),
+        ('search\nAction Input: "Rome"\nThought: y', {"query": "Rome"}),
+        ('search\nAction Input: "a \\"b\\" \\u00fc"', {"query": 'a "b" \u00fc'}),
+        ('search\nAction Input: "a" or "b"', {"query": '"a" or "b"'}),
+        ('search\nAction Input: "a", "x": "b"', {"query": '"a", "x": "b"'}),
+        ('search\nAction Input: "a", "y": "b"', {"query": '"a", "y": "b"'}),
+        ('search\nAction Input: "C:\\path"', {"query": '"C:\\path"'}),
+        ('search\nAction Input: "', {"query": '"'}),
+        ('search["an exact phrase"]', {"query": '"an exact phrase"'}),
+        ('take\nAction Input: "3"', {"count": 3}),
     ],
 )
 def test_inputs(action: str, arguments: dict[str, Any]) -> None:
@@ -131,6 +140,38 @@ def test_nothing_behind_a_broken_action_is_run() -> None:
         "do it\nAction: now[]",
     ):
         assert all(call.status != "ok" for call in parse(f"Action: {broken}").calls)
+
+
+@pytest.mark.parametrize("label", ["Final Answer:", "**Final Answer:**", "**Final Answer**:", " Final Answer:"])
+def test_a_call_that_the_final_answer_quotes_is_not_run(label: str) -> None:
+    text = f"Thought: done.\n{label} The page says:\nAction: search[x]"
+    assert parse(text) == ParsedText(text, [])
+    [call] = parse(f"Action: take[3]\n{text}").calls
+    assert call.arguments == {"count": 3}
+
+
+def test_a_call_that_finish_quotes_is_not_run() -> None:
+    text = "Action: Finish[The page says:\nAction: search[x]\n]"
+    assert parse(text) == ParsedText(text, [])
+
+
+@pytest.mark.parametrize("said", ["None", "none.", "N/A", "None\nAction Input: None", "None "])
+def test_no_action_is_no_call(said: str) -> None:
+    text = f"Thought: I know.\nAction: {said}\n"
+    assert parse(text) == ParsedText(text, [])
+    [call] = parse(text + "Thought: no, I do not.\nAction: search[x]").calls
+    assert call.arguments == {"query": "x"}
+    assert parse("Action: None\nAction Input: 3", [function("None", x="string")]).calls[0].arguments == {"x": "3"}
+
+
+@pytest.mark.parametrize("bold", ["**{}:**", "**{}**:", " **{}:**"])
+def test_labels_may_be_bold(bold: str) -> None:
+    action, label = bold.format("Action"), bold.format("Action Input")
+    for said in ('{"query": "x"}', "x", '"x"'):
+        read = parse(f"{bold.format('Thought')} hm\n{action} search\n{label} {said}\n{bold.format('Observation')} y")
+        assert [(call.arguments, call.status) for call in read.calls] == [({"query": "x"}, "ok")]
+        assert read.content == f"{bold.format('Thought')} hm\n\n{bold.format('Observation')} y"
+    assert only(f"{bold.format('Action 2')} search[x]").arguments == {"query": "x"}
 
 
 def test_finish_is_the_end_and_no_call_unless_there_is_such_a_tool() -> None:

@@ -4,13 +4,15 @@
     Action: search[weather in Rome]
 
 or, on two lines, `Action: search` and `Action Input: {"query": "weather in Rome"}`. A line that begins with `Action:`
-(`Action 2:` too) is a call; thoughts stay in the content. An input that is a JSON object, fenced or not, holds the
-arguments; any other text is the value of the tool's only parameter (or its only required one), typed by the schema.
+(`Action 2:` and `**Action:**` too) is a call; thoughts stay in the content. An input that is a JSON object, fenced or
+not, holds the arguments; any other text is the value of the tool's only parameter (or its only required one), typed by
+the schema. Behind `Action Input:` that text may be a JSON string, in quotes.
 
 The input in brackets runs to the bracket that balances the first, and ends its line; a plain input behind
-`Action Input:` runs to the next line with a label, or to the end of the turn. `Action: Finish[...]` is how the format
-ends, not a call, unless a tool is called so. An `Observation:` that the model writes itself behind a call ends the
-reading: nothing behind it is executed, and it all stays in the content. A call that cannot be read ends it as well,
+`Action Input:` runs to the next line with a label, or to the end of the turn. `Action: None` and `Action: N/A` are no
+calls, and neither is `Action: Finish[...]`, which is how the format ends, unless a tool is called so. `Finish[...]`,
+`Final Answer:`, and an `Observation:` that the model writes itself behind a call end the reading: nothing behind them
+is executed, as an answer may quote a call, and it all stays in the content. A call that cannot be read ends it as well,
 for what stands behind may be part of it.
 """
 
@@ -27,14 +29,24 @@ from unspool.template.parsers.plain_text import as_text, described, properties, 
 from unspool.template.parsers.schema_values import functions, typed
 from unspool.types import InvalidValueError, MessageDict, ToolInfo
 
-_ACTION = re.compile(r"^[ \t]*+Action(?: [0-9]+)?:[ \t]*+", re.MULTILINE)
-_INPUT = re.compile(r"[ \t\r]*+\n\s*+Action Input(?: [0-9]+)?:[ \t]*+")
-_LABEL = re.compile(r"^[ \t]*+(?:Thought|Action|Action Input|Observation|Final Answer)(?: [0-9]+)?:", re.MULTILINE)
-_OBSERVATION = re.compile(r"^[ \t]*+Observation(?: [0-9]+)?:", re.MULTILINE)
+
+def _label(*names: str) -> str:
+    """What matches a label: numbered or not, in Markdown's bold or not."""
+    return rf"(?:\*\*)?(?:{'|'.join(names)})(?: [0-9]+)?(?::\*\*|(?:\*\*)?:)"
+
+
+_ACTION = re.compile(rf"^[ \t]*+{_label('Action')}[ \t]*+", re.MULTILINE)
+_INPUT = re.compile(rf"[ \t\r]*+\n\s*+{_label('Action Input')}[ \t]*+")
+_LABEL = re.compile(
+    rf"^[ \t]*+{_label('Thought', 'Action', 'Action Input', 'Observation', 'Final Answer')}", re.MULTILINE
+)
+_OBSERVATION = re.compile(rf"^[ \t]*+{_label('Observation')}", re.MULTILINE)
+_ANSWER = re.compile(rf"^[ \t]*+{_label('Final Answer')}", re.MULTILINE)
 _FENCE = re.compile(r"```(?:json)?\s*+(?=\{)")
 _NAME = re.compile(r"[^\s\[\]{}()]++")
 _REST_OF_LINE = re.compile(r"[^\n]*+")
 _BRACKET = re.compile(r"[\[\]]")
+_NO_ACTION = ("none", "n/a")
 
 _INSTRUCTIONS = """\
 Answer the question as well as you can. You can use these tools:
@@ -90,38 +102,44 @@ class ReactParser:
 def _calls(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[ParsedCall]:
     at, called = 0, False
     while (match := _ACTION.search(text, at)) is not None:
-        if called and _OBSERVATION.search(text, at, match.start()):
+        if _ANSWER.search(text, at, match.start()) or (called and _OBSERVATION.search(text, at, match.start())):
             return
-        call = _action(text, match.start(), match.end(), schemas)
-        if call is None:
-            at = match.end()
-            continue
+        name = _name(text, match.end())
+        if name not in schemas:
+            behind = skip_spaces(text, match.end() + len(name))
+            if name.lower() == "finish" and text.startswith("[", behind):
+                return
+            if name.rstrip(".").lower() in _NO_ACTION and not _rest(text, behind):
+                at = match.end()
+                continue
+        call = _action(text, match.start(), match.end(), name, schemas)
         yield call
         if call.status != "ok":
             return
         at, called = call.end, True
 
 
-def _action(text: str, start: int, at: int, schemas: Mapping[str, Mapping[str, Any]]) -> ParsedCall | None:
-    """The call whose label stands at `start` and whose name at `at`; None where it is the end of the format."""
-    head = _NAME.match(text, at)
-    name = head.group() if head else ""
-    behind = head.end() if head else at
+def _name(text: str, at: int) -> str:
+    found = _NAME.match(text, at)
+    return found.group() if found else ""
+
+
+def _action(text: str, start: int, at: int, name: str, schemas: Mapping[str, Mapping[str, Any]]) -> ParsedCall:
+    """The call whose label stands at `start` and whose name at `at`."""
+    behind = at + len(name)
     bracket = skip_spaces(text, behind)
     if text.startswith("[", bracket):
-        if name.lower() == "finish" and name not in schemas:
-            return None
         return _in_brackets(text, start, name, bracket, schemas)
     label = _INPUT.match(text, behind)
-    if label is None:
-        line = _REST_OF_LINE.match(text, behind)
-        end = line.end() if line else behind
-        if not text[behind:end].strip() and not text[end:].strip():
-            fault = _Fault("the action was cut off before its input", cut=True)
-        else:
-            fault = _Fault("an action is written name[input], or a name with 'Action Input:' on the next line")
-        return _broken(text, start, at, name, fault)
-    return _behind_label(text, start, name, label.end(), schemas)
+    if label is not None:
+        return _behind_label(text, start, name, label.end(), schemas)
+    line = _REST_OF_LINE.match(text, behind)
+    end = line.end() if line else behind
+    if not text[behind:end].strip() and not text[end:].strip():
+        fault = _Fault("the action was cut off before its input", cut=True)
+    else:
+        fault = _Fault("an action is written name[input], or a name with 'Action Input:' on the next line")
+    return _broken(text, start, at, name, fault)
 
 
 def _in_brackets(
@@ -168,35 +186,54 @@ def _behind_label(text: str, start: int, name: str, at: int, schemas: Mapping[st
     following = _LABEL.search(text, at)
     end = following.start() if following else len(text)
     end = at + len(text[at:end].rstrip())
-    return _whole(text, start, name, (at, end), end, schemas)
+    return _whole(text, start, name, (at, end), end, schemas, quoted=True)
 
 
 def _whole(
-    text: str, start: int, name: str, inside: tuple[int, int], end: int, schemas: Mapping[str, Mapping[str, Any]]
+    text: str,
+    start: int,
+    name: str,
+    inside: tuple[int, int],
+    end: int,
+    schemas: Mapping[str, Mapping[str, Any]],
+    quoted: bool = False,
 ) -> ParsedCall:
+    """The call with the input `inside`; `quoted`: which may be a JSON string."""
     raw = text[slice(*inside)]
     try:
         if not name:
             raise InvalidValueError("the name of the tool is missing behind 'Action:'")
-        return ParsedCall(name, _arguments(raw.strip(), schemas.get(name)), start, end)
+        said = raw.strip()
+        return ParsedCall(name, _arguments(said, schemas.get(name), _unquoted(said) if quoted else said), start, end)
     except InvalidValueError as error:
         return ParsedCall(name, raw, start, end, "bad_json", str(error))
 
 
-def _arguments(text: str, schema: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The arguments that an input means: those of a JSON object, or one plain value."""
+def _unquoted(text: str) -> str:
+    """The text that a JSON string means; any other text as it is."""
+    if len(text) < 2 or text[0] != '"' or text[-1] != '"':
+        return text
+    decoded = decode_at(f'{{"x":{text}}}', 0)
+    value = decoded.value
+    if decoded.error is None and decoded.end == len(text) + 6 and isinstance(value, dict) and len(value) == 1:
+        return str(value["x"])
+    return text
+
+
+def _arguments(text: str, schema: Mapping[str, Any] | None, value: str) -> dict[str, Any]:
+    """The arguments that an input means: those of a JSON object, or the one plain value."""
     if not text:
         return {}
     if text.startswith("{"):
         return read_arguments(decode_at(text, 0).value)
     if schema is None:
-        return {"input": text}
+        return {"input": value}
     names, needed = list(properties(schema)), required(schema)
     only = names if len(names) == 1 else needed
     if len(only) != 1:
         takes = f"the arguments {', '.join(names)}" if names else "no arguments"
         raise InvalidValueError(f"the input must be a JSON object: this tool takes {takes}")
-    return {only[0]: typed(text, only[0], schema)}
+    return {only[0]: typed(value, only[0], schema)}
 
 
 def _broken(text: str, start: int, at: int, name: str, fault: _Fault) -> ParsedCall:
