@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +17,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.small import CALC, by_session, call, ids, say, script, small_template, small_tokenizer
-from unspool import ChatTemplate, Generation, SampledSequence, SampleResponse, ScriptedEngine, ToolManager, calculator
+from unspool import (
+    ChatTemplate,
+    Env,
+    EnvTool,
+    Generation,
+    SampledSequence,
+    SampleResponse,
+    ScriptedEngine,
+    StepResult,
+    ToolManager,
+    calculator,
+)
 from unspool.data import align_response
 from unspool.rollout import BatchRollout, SingleRollout, called, rollout_batch, rollout_single
 from unspool.types import EngineError, InvalidTypeError, InvalidValueError
+from unspool.world import EnvWorld
 
 ADD = [
     {
@@ -306,6 +319,82 @@ def test_a_tool_manager_serves_as_execute_tool() -> None:
     assert out.prompt_ids == small_template().encode(user("12 + 7?"), ToolManager([calculator]).tool_infos())
 
 
+class Counting(Env):
+    """Counts its calls, and says in a list what becomes of it."""
+
+    def __init__(self, lived: list[str], first: int = 0) -> None:
+        self.lived, self.count = lived, first
+
+    def reset(self, trajectory: Any) -> StepResult:
+        self.lived.append("reset")
+        return StepResult("Count.")
+
+    def tools(self) -> list[Any]:
+        return ADD
+
+    def step(self, name: str, arguments: dict[str, Any]) -> StepResult:
+        self.count += 1
+        return StepResult(f"count {self.count}", 1.0)
+
+    def evaluate(self, trajectories: Sequence[Any]) -> list[float]:
+        return [5.0]
+
+    def close(self) -> None:
+        self.lived.append("close")
+
+
+def add_once(text: str) -> str:
+    return "done" if "<|im_start|>tool" in text else call("add", a=1, b=2)
+
+
+ENGINES = [lambda: TextModel(add_once), lambda: scripted(call("add", a=1, b=2), "done")]
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=["rollout", "engine"])
+@pytest.mark.parametrize(
+    "make",
+    [Counting, lambda lived: EnvWorld(Counting(lived)), lambda lived: partial(Counting, lived)],
+    ids=["Env", "EnvWorld", "partial"],
+)
+def test_an_environment_is_opened_evaluated_and_closed_whatever_the_engine(make: Any, engine: Any) -> None:
+    lived: list[str] = []
+    out = rollout_single(engine(), small_template(), user("Go."), execute_tool=make(lived))
+    assert lived == ["reset", "close"]
+    assert [m["content"] for m in out.trajectory["messages"] if m["role"] in ("user", "tool")][1:] == [
+        "Count.",
+        "count 1",
+    ]
+    assert (out.trajectory["reward"], out.final_output) == (5.0, "done")
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=["rollout", "engine"])
+def test_each_trajectory_has_an_environment_of_its_own_from_a_class_or_a_list(engine: Any) -> None:
+    lived: list[str] = []
+
+    class Own(Counting):
+        def __init__(self) -> None:
+            super().__init__(lived)
+
+    every = [partial(Counting, lived, 10 * i) for i in range(4)]
+    for tools, counts in ((Own, [1] * 4), (every, [1, 11, 21, 31])):
+        out = rollout_batch(engine(), small_template(), [user("a"), user("b")], [None] * 2, 2, execute_tool=tools)
+        answers = [m["content"] for t in out.trajectories for m in t["messages"] if m["role"] == "tool"]
+        assert answers == [f"count {count}" for count in counts]
+    assert sorted(lived) == ["close"] * 8 + ["reset"] * 8
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=["rollout", "engine"])
+@pytest.mark.parametrize(
+    "make",
+    [Counting, lambda lived: EnvWorld(Counting(lived)), lambda lived: ToolManager(EnvTool.from_env(Counting([])))],
+)
+def test_what_has_the_state_of_one_episode_is_refused_for_several(make: Any, engine: Any) -> None:
+    lived: list[str] = []
+    with pytest.raises(InvalidValueError, match="has the state of one episode, and there are 3; give the class"):
+        rollout_batch(engine(), small_template(), [user("a")], [None], 3, execute_tool=make(lived))
+    assert lived == []
+
+
 def test_tools_may_be_json_text_and_none_is_no_tools() -> None:
     import json
 
@@ -379,6 +468,9 @@ def test_what_is_given_reaches_the_engine() -> None:
         ({"max_turns": 0}, InvalidValueError, "max_turns must be at least 1"),
         ({"execute_tool": {"add": add}}, InvalidTypeError, "execute_tool must be a function"),
         ({"execute_tool": ToolManager}, InvalidTypeError, "execute_tool must be a function"),
+        ({"execute_tool": calculator}, InvalidTypeError, "execute_tool must be a function"),
+        ({"execute_tool": [add]}, InvalidTypeError, "execute_tool must be a function"),
+        ({"tool_timeout": 0}, InvalidValueError, "tool_timeout must be above 0 seconds, or None, not 0"),
         ({"rollout_engine": "sglang"}, InvalidTypeError, "something that returns text only"),
         ({"tokenizer": None}, InvalidTypeError, "template must be a ChatTemplate"),
     ],

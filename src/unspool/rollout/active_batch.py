@@ -18,14 +18,13 @@ from unspool.engines.adapt import as_engine
 from unspool.engines.batching import Batching
 from unspool.engines.minimind import RolloutSampler
 from unspool.engines.protocol import Engine
-from unspool.rollout.called import CalledByName, ExecuteTool, InStep
+from unspool.rollout.called import ExecuteTool, as_worlds
 from unspool.rollout.jobs import derive_seed
 from unspool.rollout.multi_turn import MultiTurnRollout
 from unspool.template import ChatTemplate
 from unspool.template.jinja import Renderer
 from unspool.types import (
     EngineError,
-    InvalidTypeError,
     InvalidValueError,
     MessageDict,
     ToolInfo,
@@ -33,7 +32,7 @@ from unspool.types import (
     check_value,
     is_count,
 )
-from unspool.world import World
+from unspool.world.making import Given
 
 logger = logging.getLogger("unspool")
 
@@ -101,7 +100,7 @@ def rollout_single(
     max_new_tokens: int | None = 256,
     thinking_ratio: float | None = 0.5,
     device: object = None,
-    execute_tool: ExecuteTool | World | None = None,
+    execute_tool: ExecuteTool | Given | Sequence[Given | None] | None = None,
     *,
     temperature: float = 0.8,
     seed: int | None = None,
@@ -140,7 +139,7 @@ def rollout_batch(
     max_new_tokens: int | None = 256,
     thinking_ratio: float | None = 0.5,
     device: object = None,
-    execute_tool: ExecuteTool | World | None = None,
+    execute_tool: ExecuteTool | Given | Sequence[Given | None] | None = None,
     *,
     temperature: float = 0.8,
     seed: int | None = None,
@@ -163,7 +162,9 @@ def rollout_batch(
             seed for each trajectory; None: as the template has it, as where a ChatTemplate was given the switch.
         device: that of the engine, for an object with `rollout(...)` where the prompts go; None: the engine's own.
         execute_tool: a function of a call's name and arguments, plain or async; its result is written as JSON, at most
-            2,048 characters; None: there is no such tool. Or a `ToolManager`, or another `World`.
+            2,048 characters; None: there is no such tool. Or a `ToolManager`, or another `World`. Or an `Env`: what has
+            the state of one episode is given as its class (or `functools.partial` of it), which is made for each
+            episode, or as a list of one for each trajectory.
         temperature: 0 is greedy.
         seed: None: drawn from `random`, so `random.seed` repeats a run.
         tool_timeout: seconds of a call, where `execute_tool` is a function.
@@ -186,7 +187,7 @@ def rollout_batch(
     rollout = MultiTurnRollout(
         engine,
         template,
-        _world(execute_tool, tool_timeout, in_step=isinstance(engine, Batching)),
+        as_worlds(execute_tool, tool_timeout, len(messages_batch) * num_gen, in_step=isinstance(engine, Batching)),
         {"max_tokens": max_new_tokens, "temperature": temperature},
         max_turns,
         seed=seed,
@@ -251,18 +252,6 @@ def _engine(given: object, device: object) -> Engine:
 
 def _kind(device: object) -> str:
     return str(device).partition(":")[0]
-
-
-def _world(given: object, timeout: float | None, *, in_step: bool) -> World:
-    if isinstance(given, World) and not isinstance(given, type):
-        world: World = given
-    elif given is None or (callable(given) and not isinstance(given, type)):
-        world = CalledByName(given, timeout)
-    else:
-        raise InvalidTypeError(
-            f"execute_tool must be a function of a name and arguments, a ToolManager, or None, not {given!r:.80}"
-        )
-    return InStep(world) if in_step else world
 
 
 class _Switches:

@@ -1,25 +1,35 @@
 """Tools as one function of a name and arguments, `execute_tool(name, arguments)`, and what goes with it.
 
 `CalledByName` makes a world of such a function, with what a `ToolManager` promises: one answer a call, in call order,
-within its time-out, whatever the function does. `InStep` lets the episodes of a batch go on together where their tools
-answer at once, and holds nobody up where they do not.
+within its time-out, whatever the function does. `as_worlds` tells such a function from worlds. `InStep` lets the
+episodes of a batch go on together where their tools answer at once, and holds nobody up where they do not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 from unspool.template.parsers import PARSERS
 from unspool.template.thinking import CLOSE, OPEN, split_thinking
-from unspool.types import InvalidTypeError, InvalidValueError, Message, ToolCall, ToolInfo, decode_arguments
-from unspool.world import Step, Tool, ToolFailure, ToolManager, World
+from unspool.types import (
+    InvalidTypeError,
+    InvalidValueError,
+    Message,
+    ToolCall,
+    ToolInfo,
+    check_value,
+    decode_arguments,
+)
+from unspool.world import Env, Step, Tool, ToolFailure, ToolManager, World
+from unspool.world.making import Given, for_one_episode, is_world, problem_with
 
 ExecuteTool = Callable[[str, dict[str, Any]], Any]
 """What a call of this name and these arguments returns, plain or async; None: there is no such tool."""
@@ -166,6 +176,55 @@ async def _later(result: Any) -> str:
 
 def _written(result: object) -> str:
     return NOT_FOUND if result is None else json.dumps(result, ensure_ascii=False, default=str)
+
+
+def as_worlds(
+    given: object, timeout: float | None, episodes: int, *, in_step: bool
+) -> Given | Sequence[Given | None] | None:
+    """What was given as `execute_tool`, as `MultiTurnRollout` takes it as tool manager.
+
+    Worlds are told from functions by what they are; a plain function is always `execute_tool(name, arguments)`.
+
+    Args:
+        given: a function; a world; an Env, its class, or a partial of its class; a list of those; or None.
+        timeout: seconds of a call of a function.
+        episodes: how many there are; what has the state of one is refused for more.
+        in_step: let the episodes go on together, where they share a world.
+
+    Raises:
+        InvalidTypeError: it is none of them.
+        InvalidValueError: one with state for several episodes; a bad time-out.
+    """
+    check_value("tool_timeout", timeout, lambda value: value is None or value > 0, "above 0 seconds, or None")
+    if isinstance(given, (list, tuple)) and all(one is None or _is_for_episodes(one) for one in given):
+        return given
+    if _is_for_episodes(given):
+        if for_one_episode(given) and episodes > 1:
+            raise InvalidValueError(
+                f"execute_tool is one {type(given).__name__}, which has the state of one episode, and there are "
+                f"{episodes}; give the class of the Env (or functools.partial of it), which is made for each, or a "
+                "list of one for each"
+            )
+        # What has state is opened and closed by itself, which InStep knows nothing of.
+        return InStep(cast(World, given)) if in_step and is_world(given) and not for_one_episode(given) else given
+    if given is not None and (not callable(given) or isinstance(given, (type, Tool))):
+        raise InvalidTypeError(
+            "execute_tool must be a function of a name and arguments, a ToolManager, an Env or its class, a list of "
+            f"one for each trajectory, or None, not {given!r:.80}"
+        )
+    world = CalledByName(cast("ExecuteTool | None", given), timeout)
+    return InStep(world) if in_step else world
+
+
+def _is_for_episodes(given: object) -> TypeGuard[Given]:
+    """Whether it is a world or an Env, or the class of one, arguments bound or not."""
+    while isinstance(given, functools.partial):
+        given = given.func
+        if not isinstance(given, (type, functools.partial)):
+            return False
+    if isinstance(given, type):
+        return (issubclass(given, Env) or isinstance(given, World)) and problem_with(given) is None
+    return isinstance(given, Env | World)
 
 
 class InStep:
