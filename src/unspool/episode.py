@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -32,8 +31,10 @@ from unspool.types import (
     check_value,
     is_count,
 )
-from unspool.world.making import Given, make_world
+from unspool.world.making import Given, make_world, stateful_parts
 from unspool.world.protocol import LiveWorld, Step, World
+from unspool.world.taken import give_back, take
+from unspool.world.waiting import is_from_outside, running_task
 
 T = TypeVar("T")
 
@@ -164,17 +165,10 @@ async def run_episode(
         await drive.evaluate()
     except TimeUpError as error:
         episode.end("timeout", f"{error} (in {drive.doing})")
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+    except BaseException as error:
+        if is_from_outside(error, drive.task):
             raise
-        drive.failed(error)  # nobody cancelled the episode: a policy or a world raised it
-    except KeyboardInterrupt as error:
-        if threading.current_thread() is threading.main_thread():
-            raise  # a person's
-        drive.failed(error)
-    except (Exception, SystemExit) as error:
-        drive.failed(error)
+        drive.failed(error)  # a policy or a world raised it
     finally:
         episode.timings["total"] = time.perf_counter() - started
         await drive.close()
@@ -189,6 +183,7 @@ class _Drive:
     ) -> None:
         self.policy, self.given, self.limits = policy, world, limits
         self.world: World | None = None
+        self.held: list[object] = []
         self.trajectory: Trajectory = {}
         self.evaluating: Callable[[Trajectory], Awaitable[float | None]] | None = None
         self.over = False
@@ -196,6 +191,7 @@ class _Drive:
         self.doing: str = "start"
         self.calls_run = 0
         self.deadline = None if limits.timeout is None else Deadline(limits.timeout)
+        self.task = running_task()
 
     def failed(self, error: BaseException) -> None:
         logger.debug("an episode ended with an error (in %s)", self.doing, exc_info=error)
@@ -209,7 +205,7 @@ class _Drive:
     async def open(self, trajectory: Trajectory | None) -> None:
         """Make the world and open it, where it has to be; what it says first goes behind the messages."""
         if self.given is None or (isinstance(self.given, World) and not isinstance(self.given, type | LiveWorld)):
-            self.world = self.given
+            self._have(self.given)
             return
         messages = [dict(message) for message in self.episode.messages]
         self.trajectory = {"messages": messages} if trajectory is None else trajectory
@@ -227,9 +223,15 @@ class _Drive:
 
     async def _make(self) -> None:
         # Kept here, not where it is waited for: a wait that is cut short loses the result.
-        self.world = await make_world(self.given, self.trajectory)
+        self._have(await make_world(self.given, self.trajectory))
         if self.over:
             await self.close()
+
+    def _have(self, world: World | None) -> None:
+        """Take a world for this episode; one that another episode has stays that one's, to be closed by it."""
+        parts = stateful_parts(world)
+        take(parts, self)
+        self.world, self.held = world, parts
 
     async def evaluate(self) -> None:
         """Ask for the reward of the whole, where the world gives one."""
@@ -251,9 +253,13 @@ class _Drive:
         self.over = True
         if self.evaluating is not None:  # it failed, or was timed out: the sum so far would pass for the evaluation
             self.evaluating = self.episode.reward = None
-        world = self.world
-        if not isinstance(world, LiveWorld):
-            return
+        try:
+            if isinstance(self.world, LiveWorld):
+                await self._close(self.world)
+        finally:
+            give_back(self.held, self)
+
+    async def _close(self, world: LiveWorld) -> None:
         closing, cancelled = asyncio.ensure_future(_close(world)), None
         while not closing.done():
             try:

@@ -51,7 +51,7 @@ class EnvCalls:
     @classmethod
     def of(cls, env: Env) -> EnvCalls:
         calls = env.__dict__.get("_unspool_calls")
-        if calls is None:
+        if calls is None or calls._env is not env:  # a shallow copy has those of what it was copied from
             calls = env.__dict__["_unspool_calls"] = cls(env)
         return cast(EnvCalls, calls)
 

@@ -16,10 +16,11 @@ from typing import Any, TypeAlias, cast
 
 from unspool.threads import run_in_thread
 from unspool.types import InvalidTypeError, Trajectory
-from unspool.world.env import Env
+from unspool.world.env import Env, EnvTool
 from unspool.world.env_world import EnvWorld
 from unspool.world.manager import ToolManager
 from unspool.world.protocol import LiveWorld, World
+from unspool.world.taken import is_taken
 from unspool.world.tool import Tool
 
 logger = logging.getLogger("unspool")
@@ -53,6 +54,18 @@ def for_one_episode(given: object) -> bool:
     if isinstance(given, ToolManager):
         return given.has_state
     return isinstance(given, Env | LiveWorld)
+
+
+def stateful_parts(given: object) -> list[object]:
+    """What in a world can serve one episode at a time only: itself, and the environments that it acts on."""
+    if isinstance(given, ToolManager):
+        return [one.env for one in given.in_order if isinstance(one, EnvTool)]
+    if isinstance(given, EnvWorld):
+        return [given, given.env]
+    if isinstance(given, type) or not isinstance(given, Env | LiveWorld):
+        return []
+    inner = getattr(given, "tools", None)  # a simulated user's are a world
+    return [given, *(stateful_parts(inner) if is_world(inner) else ())]
 
 
 def comes_alive(given: object) -> bool:
@@ -136,8 +149,10 @@ def _takes_trajectory(maker: MakesWorld) -> bool:
 
 
 def _close(made: Any) -> None:
-    """Close what a maker made for nobody, on a thread."""
+    """Close what a maker made for nobody, on a thread; not what another episode has."""
     try:
+        if any(is_taken(part) for part in stateful_parts(made)):
+            return
         if inspect.iscoroutine(made):
             made.close()
             return

@@ -120,7 +120,12 @@ class ToolManager:
     @property
     def has_state(self) -> bool:
         """Whether a tool acts on an environment, so that the manager belongs to one episode."""
-        return any(one.in_order for one in self._tools.values())
+        return bool(self.in_order)
+
+    @property
+    def in_order(self) -> list[Tool]:
+        """The tools that act on an environment, whose calls are run one after another."""
+        return [one for one in self._tools.values() if one.in_order]
 
     @property
     def concurrency(self) -> int | None:

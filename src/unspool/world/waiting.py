@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -60,3 +61,21 @@ def leave(task: asyncio.Task[Any]) -> None:
     _lingering.add(task)
     task.add_done_callback(_lingering.discard)
     task.cancel()
+
+
+def running_task() -> asyncio.Task[Any] | None:
+    """The task that runs here; None where there is none, or no loop."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+def is_from_outside(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
+    """Whether an exception is meant for who runs the task, and was not raised by something that the task called."""
+    if isinstance(error, asyncio.CancelledError):
+        return task is None or task.cancelling() > 0
+    if isinstance(error, KeyboardInterrupt):
+        return threading.current_thread() is threading.main_thread()  # a person's
+    # A coroutine that is thrown away gets its GeneratorExit outside of its task.
+    return isinstance(error, GeneratorExit) and (task is None or running_task() is not task)

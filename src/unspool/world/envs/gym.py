@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from unspool.types import InvalidTypeError, InvalidValueError, Trajectory
 from unspool.world.env import TextEnv
 from unspool.world.protocol import StepResult
+from unspool.world.taken import give_back, take
 
 
 class GymLike(Protocol):
@@ -56,7 +57,9 @@ class GymTextEnv(TextEnv):
         return self._env
 
     def reset(self, trajectory: Trajectory | None = None) -> StepResult:
-        env = self._env = self._env or self._made()
+        env = self._env if self._env is not None else self._made()
+        take([env], self)  # of another that acts on it nothing is kept here: its owner closes it
+        self._env = env
         seed = (trajectory or {}).get("seed")
         if self._seeded and seed is not None and _takes_seed(env.reset):
             given = env.reset(seed=int(seed) % 2**31)  # type: ignore[call-arg]
@@ -86,8 +89,11 @@ class GymTextEnv(TextEnv):
 
     def close(self) -> None:
         close = getattr(self._env, "close", None)
-        if close is not None:
-            close()
+        try:
+            if close is not None:
+                close()
+        finally:
+            give_back([self._env], self)
 
 
 def _takes_seed(reset: Callable[..., Any]) -> bool:

@@ -1,10 +1,10 @@
 """The system calls that code in a sandbox may not make, as a seccomp filter.
 
 Promises: `program()` is a classic BPF program for this machine's architecture which refuses, with an error and never
-silently, calls that reach around the sandbox (sockets other than Unix ones, new namespaces, mounts, other
-processes' memory, signals to the sandbox's supervisor) or take memory that no limit counts. All else is
-allowed: the filter stands behind the namespaces and limits, it does not replace them. Format: seccomp(2) and
-linux/filter.h; numbers: the kernel's syscall tables.
+silently, calls that reach around the sandbox (sockets other than connected pairs, new namespaces, mounts, other
+processes' memory, signals, limits and priorities for the sandbox's supervisor) or take memory that no limit counts.
+All else is allowed: the filter stands behind the namespaces and limits, it does not replace them. Format: seccomp(2)
+and linux/filter.h; numbers: the kernel's syscall tables.
 """
 
 from __future__ import annotations
@@ -21,18 +21,25 @@ _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 _NEW_NAMESPACES = 0x7E020000
 _AF_UNIX = 1
+_KIND_OF_SOCKET, _STREAM, _SEQUENCED = 0xF, 1, 5
+_SOL_SOCKET = 1
+_BUFFER_SIZES = (7, 8, 32, 33)  # SO_SNDBUF, SO_RCVBUF, and the same by force
 _SHARED_ANONYMOUS = 0x21
 _EVERY_PROCESS = 0xFFFFFFFF
+_SUPERVISOR = 1  # the first process of its namespace
+_PRIO_USER, _IOPRIO_WHO_USER = 2, 3
 
 # Where a number is the same on both architectures, it stands once.
 _FORBIDDEN: dict[str, tuple[int, int]] = {
     "acct": (163, 89),
     "add_key": (248, 217),
     "adjtimex": (159, 171),
+    "bind": (49, 200),
     "bpf": (321, 280),
     "chroot": (161, 51),
     "clock_adjtime": (305, 266),
     "clock_settime": (227, 112),
+    "connect": (42, 203),
     "delete_module": (176, 106),
     "fanotify_init": (300, 262),
     "finit_module": (313, 273),
@@ -48,6 +55,7 @@ _FORBIDDEN: dict[str, tuple[int, int]] = {
     "kexec_file_load": (320, 294),
     "kexec_load": (246, 104),
     "keyctl": (250, 219),
+    "listen": (50, 201),
     "lookup_dcookie": (212, 18),
     "mbind": (237, 235),
     "memfd_create": (319, 279),
@@ -98,8 +106,22 @@ _FORBIDDEN_ON_X86 = {
     "uselib": 134,
     "ustat": 136,
 }
-_CLONE, _CLONE3, _KILL_CALL, _MMAP, _SOCKET = (56, 220), (435, 435), (62, 129), (9, 222), (41, 198)
-_TKILL, _TGKILL = (200, 130), (234, 131)
+_CLONE, _CLONE3, _KILL_CALL, _MMAP = (56, 220), (435, 435), (62, 129), (9, 222)
+_SOCKET, _SOCKETPAIR, _SETSOCKOPT = (41, 198), (53, 199), (54, 208)
+_SETPRIORITY, _IOPRIO_SET = (141, 140), (251, 30)
+# Calls whose first argument is a process: none of them is for the supervisor.
+_ON_A_PROCESS = {
+    "pidfd_open": (434, 434),
+    "prlimit64": (302, 261),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "tgkill": (234, 131),
+    "tkill": (200, 130),
+}
 
 
 def architecture() -> str | None:
@@ -121,15 +143,31 @@ def program(machine: str) -> bytes:
     # The C library asks for threads by clone3, whose flags a filter cannot read, and falls back to clone.
     code += _when(_CLONE3[at], [_refuse(errno.ENOSYS)])
     code += _when(_CLONE[at], [_argument(0), _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1), _refuse(errno.EPERM)])
-    code += _when(_SOCKET[at], [_argument(0), _op(_EQUAL, _AF_UNIX, 1, 0), _refuse(errno.EAFNOSUPPORT)])
+    code += _sockets(at)
     # Shared memory without a file may be let go of without being given back, and then no limit counts it.
     shared = [_op(_AND, _SHARED_ANONYMOUS), _op(_EQUAL, _SHARED_ANONYMOUS, 0, 1), _refuse(errno.EPERM)]
     code += _when(_MMAP[at], [_argument(3), *shared])
-    supervisor = [_argument(0), _op(_EQUAL, 1, 0, 1), _refuse(errno.EPERM)]
     everyone = [_op(_EQUAL, _EVERY_PROCESS, 0, 1), _refuse(errno.EPERM)]
-    code += _when(_KILL_CALL[at], [*supervisor, *everyone])
-    code += _when(_TKILL[at], supervisor) + _when(_TGKILL[at], supervisor)
+    supervisor = [_op(_EQUAL, _SUPERVISOR, 0, 1), _refuse(errno.EPERM)]
+    code += _when(_KILL_CALL[at], [_argument(0), *supervisor, *everyone])
+    for numbers in _ON_A_PROCESS.values():
+        code += _when(numbers[at], [_argument(0), *supervisor])
+    for numbers, users in ((_SETPRIORITY, _PRIO_USER), (_IOPRIO_SET, _IOPRIO_WHO_USER)):
+        all_of_a_user = [_argument(0), _op(_EQUAL, users, 0, 1), _refuse(errno.EPERM)]
+        code += _when(numbers[at], [*all_of_a_user, _argument(1), *supervisor])
     return b"".join([*code, _op(_RETURN, _ALLOW)])
+
+
+def _sockets(at: int) -> list[bytes]:
+    """Pairs of connected ones are all there are: a lone one, or one for datagrams, reaches names in shown folders."""
+    code = _when(_SOCKET[at], [_refuse(errno.EAFNOSUPPORT)])
+    family = [_argument(0), _op(_EQUAL, _AF_UNIX, 1, 0), _refuse(errno.EAFNOSUPPORT)]
+    kind = [_argument(1), _op(_AND, _KIND_OF_SOCKET), _op(_EQUAL, _STREAM, 2, 0), _op(_EQUAL, _SEQUENCED, 1, 0)]
+    code += _when(_SOCKETPAIR[at], [*family, *kind, _refuse(errno.EPERM)])
+    # The buffers are the kernel's memory; the supervisor counts sockets, each with buffers of the usual size.
+    level = [_argument(1), _op(_EQUAL, _SOL_SOCKET, 1, 0), _op(_RETURN, _ALLOW), _argument(2)]
+    sizes = [one for size in _BUFFER_SIZES for one in (_op(_EQUAL, size, 0, 1), _refuse(errno.EPERM))]
+    return code + _when(_SETSOCKOPT[at], [*level, *sizes])
 
 
 def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

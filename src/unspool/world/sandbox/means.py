@@ -10,6 +10,7 @@ import contextlib
 import marshal
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -124,6 +125,7 @@ def launch(means: str, bounds: Bounds, code: bytes, folder: str = "/tmp") -> tup
         "files_mb": bounds.files_mb,
         "inodes": bounds.files_mb * _INODES_A_MB + 256,
         "processes": bounds.processes,
+        "socket_bytes": _socket_bytes(),
         "limits": limits,
         "filter": seccomp.program(machine) if isolated and machine else b"",
         "environment": _environment(folder, isolated),
@@ -134,6 +136,16 @@ def launch(means: str, bounds: Bounds, code: bytes, folder: str = "/tmp") -> tup
     python = [_python(), "-I", "-S", "-B", "-X", "utf8", "-c", _BOOT]
     command = [*_bubblewrap(visible, config), *python] if means == "bubblewrap" else python
     return command, len(header).to_bytes(4, "little") + header + code
+
+
+@lru_cache(maxsize=1)
+def _socket_bytes() -> int:
+    """The kernel's memory that a socket can hold: what lies in its buffer, and the one message that overfills it."""
+    try:
+        with socket.socket(socket.AF_UNIX) as one:
+            return 2 * one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    except OSError:
+        return 1 << 20
 
 
 @lru_cache(maxsize=1)

@@ -145,10 +145,19 @@ def _broken(config: dict[str, Any], proc: int) -> str | None:
         if files.f_files - files.f_ffree > config["inodes"]:
             return "files"
     most = config["memory_mb"] * _MB
+    if config["means"] != "none":  # a namespace's sockets are the code's, those on their way between processes too
+        most -= _sockets(proc) * config["socket_bytes"]
     if sum(_resident(proc, pid) for pid in members) <= most:
         return None
     # Pages that processes share were counted for each of them: count again, by the share of each.
     return "memory" if sum(_proportional(proc, pid) for pid in members) > most else None
+
+
+def _sockets(proc: int) -> int:
+    """How many sockets there are in this network namespace, or hold what nobody has read yet."""
+    with _Unless(OSError, ValueError, IndexError):
+        return int(_file(proc, "self/net/sockstat").split()[2])
+    return 0
 
 
 def _members(proc: int, all_of_them: bool) -> Iterator[int]:
