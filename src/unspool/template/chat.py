@@ -232,7 +232,8 @@ class ChatTemplate:
             thinking = split_thinking(text, self._thinking_is_open(prompt_ids))
             start = thinking.content_start
             found = self._find_calls(text, ids, start, tools)
-            found = replace(found, reasoning=thinking.reasoning)
+            thoughts = [part for part in (thinking.reasoning, found.reasoning) if part is not None]
+            found = replace(found, reasoning="\n".join(thoughts) if thoughts else None)
         calls = tuple(self._tool_call(call, ids, start, text) for call in found.calls)
         return Message(found.content, found.reasoning, calls)
 

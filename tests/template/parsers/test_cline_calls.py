@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from examples.scripted import CHATML
+from tests.small import small_tokenizer
+from unspool.template import ChatTemplate
 from unspool.template.parsers import PARSERS, ParsedCall, ParsedText, PlainFormat
 
 SCHEMA = {
@@ -32,6 +35,40 @@ def parse(text: str, tools: list[dict[str, Any]] | None = TOOLS) -> ParsedText:
 def only(text: str) -> ParsedCall:
     (call,) = parse(text).calls
     return call
+
+
+CALL = "<write_to_file>\n<path>a.txt</path>\n</write_to_file>"
+
+
+def test_thinking_is_no_content_and_no_call_in_it_is_run() -> None:
+    read = parse(f"<thinking>I could {CALL} but no</thinking>\n\nHello {CALL} <thinking>\nso</thinking>.")
+    assert [(call.name, call.status) for call in read.calls] == [("write_to_file", "ok")]
+    assert (read.content, read.reasoning) == ("Hello  .", f"I could {CALL} but no\n\nso")
+
+
+def test_thinking_that_is_never_closed_is_the_rest_of_the_turn() -> None:
+    assert parse(f"Hi <thinking>I {CALL}") == ParsedText("Hi ", [], f"I {CALL}")
+    assert parse("Hi <thinking>so</thinking>", None) == ParsedText("Hi ", [], "so")
+
+
+def test_thinking_that_a_value_holds_is_the_value() -> None:
+    call = only("<write_to_file><path>a</path><content><thinking>x</thinking></content></write_to_file>")
+    assert call.arguments == {"path": "a", "content": "<thinking>x</thinking>"}
+
+
+def test_a_tool_that_is_called_thinking_is_a_tool() -> None:
+    tool = {"type": "function", "function": {"name": "thinking", "parameters": SCHEMA}}
+    read = parse("<thinking><path>a</path></thinking>", [tool])
+    assert ([call.arguments for call in read.calls], read.reasoning) == ([{"path": "a"}], None)
+
+
+def test_a_turn_has_the_thinking_of_the_head_and_of_the_format() -> None:
+    template = ChatTemplate(small_tokenizer(), chat_template=CHATML, parser="cline")
+    text = f"<think>a</think><thinking>{CALL}</thinking>\nHi {CALL}<|im_end|>"
+    message = template.parse(template.tokenizer.encode(text, add_special_tokens=False), tools=TOOLS)
+    assert (message.content, message.reasoning_content) == ("Hi ", f"a\n{CALL}")
+    [call] = message.tool_calls
+    assert call.arguments == {"path": "a.txt"}
 
 
 def test_the_text_around_a_call_is_kept_exactly() -> None:

@@ -60,7 +60,11 @@ REACT = (
     'Thought: hm\nAction: f\nAction Input: {"x": "a\\"b", "n": [1, {}]}\nAction: g[{"k": "]"}]\nAction 3: g[a [1] b]\n'
     "Observation: 3\nAction: f[x]"
 )
-CLINE = "Hi <f>\n<x>\na</x> <b>\n</x>\n<n>[1]</n>\n</f> so\n<f>\n</f>"
+CLINE = (
+    "<thinking>hm <f>\n</f> <f><x>b</x></f></thinking>\nHi <f>\n<x>\na</x> <b>\n</x>\n<n>[1]</n>\n</f> so\n<f>\n</f>"
+)
+    "<thinking>hm <f>\n</f> <f><x>b</x></f></thinking>\nHi <f>\n<x>\na</x> <b>\n</x>\n<n>[1]</n>\n</f> so\n<f>\n</f>"
+)
 VALID = {
     "hermes": HERMES,
     "qwen3_coder": XML,
@@ -99,6 +103,7 @@ PIECES = (
     "<|start|>", "assistant", " to=functions.f", "<|channel|>", "analysis", "<|constrain|>", "<|message|>", "<|end|>",
     "<|call|>", "<|return|>", "<|tool_call>", "<tool_call|>", '<|"|>', "call:f{", "<|channel>", "<channel|>",
     "<|tool_response>", "Action:", "Action Input:", "Observation:", "Thought:", "Finish", "<f>", "</f>", "<x>", "</x>",
+    "<thinking>", "</thinking>",
 )  # fmt: skip
 
 parsers = pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
@@ -126,9 +131,11 @@ def check(parser: ToolParser, text: str) -> ParsedText:
     rest += text[at:]
     if isinstance(parser, TurnParser):  # headers are left out, and parts are joined by line breaks
         assert in_order(read.content, rest) and in_order(read.reasoning or "", rest)
+    elif read.reasoning is not None:
+        assert parser.name == "cline" and "<thinking>" in rest
+        assert in_order(read.content, rest) and in_order(read.reasoning, rest)
     else:
         assert read.content == rest
-        assert read.reasoning is None
     return read
 
 

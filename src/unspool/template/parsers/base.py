@@ -9,7 +9,8 @@ A parser reads one model turn, as text, and finds the calls in it. Whatever the 
 
 Two kinds of formats promise a little else, and are parsers of their own kind: where thinking is written like calls
 (`TurnParser`), `content` is the text of the messages without their headers; where a format needs no template's help
-(`PlainFormat`), the parser also says how tools, calls and answers are written as plain text.
+(`PlainFormat`), the parser also says how tools, calls and answers are written as plain text. Where such a format has
+thinking of its own, that stands in `reasoning`, and no part of it in `content`.
 
 A turn that was cut may hold calls that are whole: those are `"ok"`, for nothing that could have followed would
 change them. Whether a cut turn's calls are run is not a parser's business.

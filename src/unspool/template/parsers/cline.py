@@ -9,16 +9,19 @@ parameter that another parameter or the tool's closing tag follows, so a value m
 break on either side of it is layout. Types come from the tool's schema (`schema_values`). The tag of a tool with no tag
 behind it, as prose may have one, is text, unless the tool is closed as well: that is a call which cannot be read.
 What stands behind a parameter that is never closed belongs to its value and is not executed.
+
+`<thinking>...</thinking>`, in which such models plan, is thinking wherever it stands outside a call, unless a tool is
+called so: nothing in it is executed. Thinking that is never closed is all there is to the rest of the turn.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from unspool.template.parsers import plain_text
-from unspool.template.parsers.base import ParsedCall, ParsedText, parsed
+from unspool.template.parsers.base import ParsedCall, ParsedText
 from unspool.template.parsers.plain_text import as_text, described, properties, required
 from unspool.template.parsers.schema_values import functions, typed
 from unspool.types import InvalidValueError, MessageDict, ToolInfo
@@ -26,6 +29,8 @@ from unspool.types import InvalidValueError, MessageDict, ToolInfo
 _TAG = re.compile(r"<([A-Za-z_][\w.:-]*+)>")
 _TAG_BEGUN = re.compile(r"</?[\w.:-]*+$")
 _BLANK = re.compile(r"\s*+")
+_LINE_BREAKS = re.compile(r"\n*+")
+_THINKING, _THOUGHT = "thinking", "</thinking>"
 
 _INSTRUCTIONS = """\
 You can use the tools below. To use one, write its name as a tag, with a tag for each parameter in it:
@@ -48,8 +53,17 @@ class ClineParser:
     name = "cline"
 
     def parse(self, text: str, tools: Sequence[ToolInfo] | None = None) -> ParsedText:
-        """Find the calls of `tools` in `text`; without tools there are none."""
-        return parsed(text, _calls(text, functions(tools)))
+        """Find the calls of `tools` in `text`; without tools there are none. Thinking is split off in any case."""
+        kept, thoughts, calls, at = [], [], [], 0
+        for part in _parts(text, functions(tools)):
+            kept.append(text[at : part.start])
+            at = part.end
+            if isinstance(part, ParsedCall):
+                calls.append(part)
+            else:
+                thoughts.append(part.text)
+        kept.append(text[at:])
+        return ParsedText("".join(kept), calls, "\n".join(thoughts) if thoughts else None)
 
     def instructions(self, tools: Sequence[ToolInfo]) -> str:
         """The system prompt of the format, with the tools."""
@@ -79,14 +93,35 @@ def _described(name: str, description: str, schema: Mapping[str, Any]) -> str:
     return "\n".join((*lines, "Usage:", *usage, f"</{name}>"))
 
 
-def _calls(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[ParsedCall]:
-    if not schemas:
-        return
-    opening = re.compile("<(" + "|".join(map(re.escape, sorted(schemas, key=len, reverse=True))) + ")>")
+class _Thought(NamedTuple):
+    """Thinking, with its tags and the line breaks behind them at `start` to `end`."""
+
+    start: int
+    end: int
+    text: str
+
+
+def _thought(text: str, opened: re.Match[str]) -> _Thought:
+    close = text.find(_THOUGHT, opened.end())
+    if close < 0:
+        return _Thought(opened.start(), len(text), text[opened.end() :])
+    layout = _LINE_BREAKS.match(text, close + len(_THOUGHT))
+    return _Thought(opened.start(), layout.end() if layout else close, text[opened.end() : close])
+
+
+def _parts(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[ParsedCall | _Thought]:
+    """The calls and the thinking, in order."""
+    names = sorted({*schemas, _THINKING}, key=len, reverse=True)
+    opening = re.compile("<(" + "|".join(map(re.escape, names)) + ")>")
     closes: dict[str, int] = {}
     at = 0
     while (match := opening.search(text, at)) is not None:
         name = match.group(1)
+        if name not in schemas:
+            thought = _thought(text, match)
+            yield thought
+            at = thought.end
+            continue
         if name not in closes:
             closes[name] = text.rfind(f"</{name}>")
         call = _Call(text, match, schemas[name], closes[name]).read()
