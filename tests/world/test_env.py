@@ -9,7 +9,7 @@ import pytest
 
 from tests.small import call, rollout, script, user
 from tests.world.envs_for_tests import CountEnv, GuessEnv
-from unspool import Env, EnvTool, EnvWorld, StepResult, ToolManager
+from unspool import Env, EnvTool, EnvWorld, StepResult, TextEnv, ToolManager
 from unspool.types import InvalidTypeError, InvalidValueError
 
 
@@ -268,3 +268,20 @@ def test_a_step_that_gives_no_result_is_named() -> None:
     [out] = rollout(script(guess(7)), Wrong)([user("Play.")])
     assert out["stop_reason"] == "api_error"
     assert "Wrong.step must return a StepResult, not 'right'" in out["error"]
+
+
+def test_an_empty_observation_does_not_end_a_text_episode() -> None:
+    class Quiet(TextEnv):
+        def act(self, text: str) -> StepResult:
+            return StepResult("", 0.5, text == "three")
+
+    [out] = rollout(script("one", "two", "three"), Quiet)([user("Go.")])
+    assert (out["stop_reason"], out["error"], out["turns"], out["reward"]) == ("env_done", None, 3, 1.5)
+    assert [(m["role"], m["content"]) for m in out["messages"]] == [
+        ("user", "Go."),
+        ("assistant", "one"),
+        ("user", ""),
+        ("assistant", "two"),
+        ("user", ""),
+        ("assistant", "three"),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from tests.small import call, rollout, script, small_template, user
 from unspool import Limits, PolicyPlayer, TokenPolicy
 from unspool.types import InvalidTypeError, InvalidValueError
+from unspool.world.env_calls import EnvError
 from unspool.world.envs import GymTextEnv, OpenEnvEnv, TextArenaEnv
 
 
@@ -205,3 +207,29 @@ def test_a_server_that_is_not_there_is_named() -> None:
     [out] = rollout(script("x"), OpenEnvEnv("http://127.0.0.1:9", action="message"), limits=Limits())([user("Play.")])
     assert (out["stop_reason"], out["turns"]) == ("api_error", 0)
     assert "no OpenEnv server answers at ws://127.0.0.1:9/ws" in out["error"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (
+            {"type": "banner", "data": {"hello": 1}},
+            "answered a reset with 'banner', not with 'observation': {'hello': 1}",
+        ),
+        ({"data": {}}, "answered a reset with None, not with 'observation'"),
+        ({"type": "state", "data": {}}, "answered a reset with 'state', not with 'observation'"),
+        ([1], "answered in a form that is not OpenEnv's"),
+    ],
+)
+async def test_an_answer_of_another_type_is_said(answer: Any, words: str) -> None:
+    from websockets.asyncio.server import serve as listen
+
+    async def handle(connection: Any) -> None:
+        async for _ in connection:
+            await connection.send(json.dumps(answer))
+
+    async with listen(handle, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with OpenEnvEnv(f"http://127.0.0.1:{port}", action="message") as env:
+            with pytest.raises(EnvError, match=re.escape(words)):
+                await env.reset()

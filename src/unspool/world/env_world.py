@@ -97,7 +97,8 @@ class EnvWorld:
             act = getattr(self.env, "act", None)
             if act is None:
                 raise InvalidTypeError(f"{type(self.env).__name__} acts on text and has no act(text); give it one")
-            return self._said(await self._within(self._calls.result(act, message.content), "act"))
+            result = await self._within(self._calls.result(act, message.content), "act")
+            return self._said(result, answers=not result.done)
         step = await self._tools.step(message)
         if self._failure is not None:
             raise self._failure
@@ -116,9 +117,10 @@ class EnvWorld:
     async def _within(self, work: Awaitable[T], name: str) -> T:
         return await self._calls.within(self.timeout, work, name)
 
-    def _said(self, result: StepResult) -> Step:
+    def _said(self, result: StepResult, answers: bool = False) -> Step:
+        """An observation as a user message; an empty one is kept where the model is to go on behind it."""
         messages: list[MessageDict] = []
-        if result.observation:
+        if result.observation or answers:
             text = shorten(str(result.observation), self.max_chars).text
             messages.append({"role": "user", "content": text})
         return Step(messages, (), result.done, result.reward, result.info)

@@ -111,6 +111,12 @@ class OpenEnvEnv(Env):
         if answer.get("type") == "error":
             data = answer["data"]
             raise EnvError(f"the server at {self.url} refused a {kind}: {data.get('message')} ({data.get('code')})")
+        wanted = "state" if kind == "state" else "observation"
+        if answer.get("type") != wanted:
+            raise EnvError(
+                f"the server at {self.url} answered a {kind} with {answer.get('type')!r:.80}, not with {wanted!r}: "
+                f"{answer['data']!r:.200}; it speaks another protocol than OpenEnv's"
+            )
         return cast(dict[str, Any], answer["data"])
 
     async def _connected(self) -> Any:
