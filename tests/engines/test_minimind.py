@@ -116,11 +116,51 @@ async def test_what_the_interface_cannot_say_is_refused(params: dict[str, Any], 
         ({"per_token_logps": lambda *_: None}, "no log-probabilities"),
         ({"completion_ids": lambda *_: torch.zeros(3, 2)}, "returned 3 answers to 1 prompts"),
         ({"per_token_logps": lambda *_: torch.zeros(1, 1)}, "2 tokens has 1 log-probabilities"),
+        ({"per_token_logps": lambda *_: torch.zeros(1, 5)}, "5 log-probabilities for a row of 2 tokens"),
+        ({"completion_ids": lambda *_: torch.zeros(1)}, "returned 0.0 in place of a row"),
+        ({"completion_ids": lambda *_: "text"}, "returned a str as answers; it must be a tensor"),
+        ({"completion_mask": lambda *_: torch.ones(1, 1)}, "completion_mask of 1 entries for a row of 2 tokens"),
+        ({"completion_mask": lambda *_: torch.ones(0, 2)}, "returned 0 rows of completion_mask to 1 prompts"),
+        ({"completion_mask": lambda *_: torch.tensor([[0, 1]])}, r"not ones and then zeros \(\[0, 1\]\)"),
+        ({"completion_mask": lambda *_: torch.tensor([[1.0, 0.5]])}, "not ones and then zeros"),
     ],
 )
 async def test_an_answer_that_cannot_be_recorded_is_an_error(more: dict[str, Any], said: str) -> None:
     with pytest.raises(EngineError, match=said):
         await answers(Written({1: [5, EOS]}, **more), ask(1))
+
+
+async def test_lists_and_masks_of_bool_are_read_like_tensors() -> None:
+    more = {
+        "completion_ids": lambda rows, width: [[*row, *[EOS] * (width - len(row))] for row in rows],
+        "per_token_logps": lambda rows, width: [[-0.5] * width for _ in rows],
+        "completion_mask": lambda rows, width: torch.arange(width) < torch.tensor([[len(row)] for row in rows]),
+    }
+    cut, whole = await answers(Written({1: [5], 2: [5, 6, 7]}, **more), ask(1), ask(2))
+    assert (cut.tokens, cut.logprobs, whole.tokens) == ([5], [-0.5], [5, 6, 7])
+    more = {"completion_ids": lambda *_: None, "output_ids": lambda rows, width: [[1, *rows[0]]]}
+    assert [answer.tokens for answer in await answers(Written({1: [5, EOS]}, **more), ask(1))] == [[5, EOS]]
+
+
+async def _later() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (lambda: None, "Other.rollout returned None; it must be"),
+        (lambda: {"completion_ids": [[5]]}, "Other.rollout returned a dict; it must be"),
+        (_later, "Other.rollout returned a coroutine; it must be a plain function, and return an object"),
+    ],
+    ids=["None", "dict", "async"],
+)
+async def test_what_is_no_result_is_named_by_its_type(result: Any, said: str) -> None:
+    class Other:
+        def rollout(self, **_: Any) -> Any:
+            return result()
+
+    with pytest.raises(EngineError, match=said):
+        await answers(Other(), ask(1))
 
 
 async def test_new_weights_go_to_update_policy_and_are_counted() -> None:

@@ -10,7 +10,8 @@ torch is loaded with the first call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from unspool.engines.protocol import SampledSequence, SampleResponse
@@ -31,7 +32,7 @@ class RolloutEngine(Protocol):
 
         Returns:
             An object with `completion_ids` [B*G, R] (or `output_ids` [B*G, P+R]) and `per_token_logps` [B*G, R], and
-            perhaps `completion_mask` [B*G, R], 1 over an answer's own tokens.
+            perhaps `completion_mask` [B*G, R], 1 over an answer's own tokens: ones, then zeros. Lists will do too.
         """
         ...
 
@@ -57,7 +58,8 @@ class RolloutSampler:
 
         Raises:
             InvalidValueError: the parameters cannot be said through this interface.
-            EngineError: the answer has not one row an item, or no token ids or log-probabilities.
+            EngineError: the answer has not one row an item, or no token ids or log-probabilities, or a mask of another
+                shape, or with gaps.
         """
         import torch
 
@@ -95,21 +97,65 @@ class RolloutSampler:
     def _read(self, result: Any, count: int, width: int) -> tuple[list[list[int]], list[list[float]], list[int]]:
         """The rows of ids, of log-probabilities, and how far into each row the answer reaches."""
         name = f"{type(self.engine).__name__}.rollout"
-        completion = getattr(result, "completion_ids", None)
-        if completion is None:
-            whole = getattr(result, "output_ids", None)
-            completion = None if whole is None else whole[:, width:]
+        bare = isinstance(result, Mapping) and not hasattr(result, "per_token_logps")  # of transformers' own, some have
+        if result is None or bare or inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise EngineError(
+                f"{name} returned {'None' if result is None else f'a {type(result).__name__}'}; it must be a plain "
+                "function, and return an object with completion_ids and per_token_logps"
+            )
+        ids = getattr(result, "completion_ids", None)
+        whole = getattr(result, "output_ids", None)
         logps = getattr(result, "per_token_logps", None)
-        if completion is None or logps is None:
-            missing = "token ids (completion_ids)" if completion is None else "log-probabilities (per_token_logps)"
+        if (ids is None and whole is None) or logps is None:
+            missing = "token ids (completion_ids)" if logps is not None else "log-probabilities (per_token_logps)"
             raise EngineError(f"{name} returned no {missing}; what has text only cannot be recorded token by token")
-        for what, tensor in (("answers", completion), ("rows of log-probabilities", logps)):
-            if len(tensor) != count:
-                raise EngineError(f"{name} returned {len(tensor)} {what} to {count} prompts with num_generations=1")
-        rows: list[list[int]] = completion.tolist()
+        if ids is None:
+            rows = [row[width:] for row in _rows(name, "answers", whole, count)]
+        else:
+            rows = _rows(name, "answers", ids, count)
+        values = _rows(name, "rows of log-probabilities", logps, count)
+        for row, scores in zip(rows, values, strict=True):
+            if len(scores) > len(row):
+                raise EngineError(
+                    f"{name} returned {len(scores)} log-probabilities for a row of {len(row)} tokens; per_token_logps "
+                    "must be those of completion_ids alone, without the prompt's"
+                )
         mask = getattr(result, "completion_mask", None)
-        lengths = [len(row) for row in rows] if mask is None else [int(sum(row)) for row in mask.tolist()]
-        return rows, logps.tolist(), lengths
+        return rows, values, [len(row) for row in rows] if mask is None else _lengths(name, mask, rows)
+
+
+def _rows(name: str, what: str, given: Any, count: int) -> list[list[Any]]:
+    """A tensor, an array or lists [count, R] as lists."""
+    rows = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(rows, (list, tuple)):
+        raise EngineError(f"{name} returned a {type(given).__name__} as {what}; it must be a tensor, or lists of lists")
+    if len(rows) != count:
+        raise EngineError(f"{name} returned {len(rows)} {what} to {count} prompts with num_generations=1")
+    lists = [row.tolist() if hasattr(row, "tolist") else row for row in rows]
+    wrong = next((row for row in lists if not isinstance(row, (list, tuple))), None)
+    if wrong is not None:
+        raise EngineError(f"{name} returned {wrong!r:.80} in place of a row, as {what}; they must be [{count}, R]")
+    return [list(row) for row in lists]
+
+
+def _lengths(name: str, mask: Any, rows: list[list[int]]) -> list[int]:
+    """How many ones each row of a `completion_mask` begins with; there is nothing but zeros behind them."""
+    own = _rows(name, "rows of completion_mask", mask, len(rows))
+    for ones, row in zip(own, rows, strict=True):
+        if len(ones) != len(row):
+            raise EngineError(
+                f"{name} returned a completion_mask of {len(ones)} entries for a row of {len(row)} tokens; it must "
+                "have the shape of completion_ids"
+            )
+        count = sum(1 for one in ones if one == 1)
+        if ones != [1] * count + [0] * (len(ones) - count):
+            raise EngineError(
+                f"{name} returned a completion_mask with a row that is not ones and then zeros ({ones!r:.60}); an "
+                "answer begins at its row's first token and has no gaps"
+            )
+    return [sum(1 for one in ones if one == 1) for ones in own]
 
 
 def _sayable(params: SamplingParams) -> int:
