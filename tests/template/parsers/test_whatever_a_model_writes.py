@@ -63,8 +63,6 @@ REACT = (
 CLINE = (
     "<thinking>hm <f>\n</f> <f><x>b</x></f></thinking>\nHi <f>\n<x>\na</x> <b>\n</x>\n<n>[1]</n>\n</f> so\n<f>\n</f>"
 )
-    "<thinking>hm <f>\n</f> <f><x>b</x></f></thinking>\nHi <f>\n<x>\na</x> <b>\n</x>\n<n>[1]</n>\n</f> so\n<f>\n</f>"
-)
 VALID = {
     "hermes": HERMES,
     "qwen3_coder": XML,
