@@ -7,6 +7,7 @@ import contextlib
 import os
 import pickle
 import platform
+import re
 import signal
 import socket
 import subprocess
@@ -556,6 +557,50 @@ def test_many_calls_leave_no_descriptor_and_no_thread(means: str) -> None:
     threads = threading.active_count()
     asyncio.run(many())
     assert wait_until(lambda: threading.active_count() <= threads)
+
+
+def descendants() -> list[int]:
+    """All that descends from this process, the oldest first."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    family = {os.getpid()}
+    while new := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= new
+    return sorted(family - {os.getpid()})
+
+
+def in_namespace(pid: int) -> int | None:
+    """The number of a sandbox's process in its own namespace."""
+    with contextlib.suppress(OSError):
+        numbers = re.findall(r"NSpid:(.*)", (Path("/proc") / str(pid) / "status").read_text())[0].split()
+        return int(numbers[-1]) if len(numbers) > 1 else None
+    return None
+
+
+def test_a_supervisor_that_is_gone_is_told_with_the_output_so_far(means: str) -> None:
+    async def end_it() -> str:
+        manager = ToolManager([PythonTool(isolation=means, timeout=60)])
+        here = in_namespace(os.getpid()) is not None
+        code = "import os, time\nprint('so far', flush=True)\nos.fork()\ntime.sleep(600)"
+        work = asyncio.ensure_future(manager.call("python", {"code": code}))
+        inside = {}
+
+        def forked() -> bool:
+            inside.clear()
+            inside.update({pid: in_namespace(pid) for pid in descendants() if in_namespace(pid) is not None})
+            return len(inside) >= (4 if here else 3)
+
+        assert await asyncio.to_thread(wait_until, forked)
+        assert len([pid for pid, number in inside.items() if number == 1]) == 1
+        os.kill(next(pid for pid, number in inside.items() if number == 1), signal.SIGKILL)
+        return await work
+
+    assert asyncio.run(end_it()) == (
+        "Error: the code's sandbox was ended before the code: from within, or for want of memory on the whole machine\n"
+        "so far"
+    )
 
 
 @pytest.mark.parametrize("means", [*WORKING, "none"])

@@ -144,7 +144,7 @@ class EnvTool(Tool):
 
         A text environment without tools gets one with the argument `text`.
         """
-        found = run_sync(EnvCalls.of(env).call(env.tools)) if infos is None else infos
+        found = run_sync(EnvCalls.of(env).tools()) if infos is None else infos
         tools = [cls._of(env, dict(info.get("function", info)), timeout) for info in found]
         if tools:
             return tools

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from unspool.deadline import Deadline, TimeUpError
 from unspool.threads import THREADS
-from unspool.types import InvalidTypeError, UnspoolError
+from unspool.types import InvalidTypeError, ToolInfo, UnspoolError
 from unspool.world.protocol import StepResult
+from unspool.world.returned import checked
 
 if TYPE_CHECKING:
     from unspool.world.env import Env
@@ -96,12 +97,29 @@ class EnvCalls:
             raise EnvError(str(error)) from None
 
     async def result(self, function: Callable[..., Any], *args: Any) -> StepResult:
-        """As `call`, for what has to give a StepResult."""
+        """As `call`, for what has to give a StepResult; its parts are looked at here.
+
+        Raises:
+            InvalidTypeError: it is none, or a part of it has a type that it cannot have.
+            InvalidValueError: its reward is not finite.
+        """
         given = await self.call(function, *args)
-        if not isinstance(given, StepResult):
-            name = self._name(getattr(function, "__name__", "step"))
-            raise InvalidTypeError(f"{name} must return a StepResult, not {given!r:.80}")
-        return given
+        return checked(given, self._name(getattr(function, "__name__", "step")))
+
+    async def tools(self) -> list[ToolInfo]:
+        """The environment's `tools()`.
+
+        Raises:
+            InvalidTypeError: they are no list of dicts.
+        """
+        given: object = await self.call(self._env.tools)
+        name = self._name("tools")
+        if not isinstance(given, list | tuple):
+            raise InvalidTypeError(f"{name} must return a list of tools ([] for none), not {given!r:.80}")
+        for one in given:
+            if not isinstance(one, dict) or not isinstance(one.get("function", one), dict):
+                raise InvalidTypeError(f"{name} must return dicts in OpenAI's form, not {one!r:.80} among them")
+        return list(given)
 
     async def _on_thread(self, name: str, function: Callable[[], T]) -> T:
         loop, returned = asyncio.get_running_loop(), asyncio.Event()

@@ -17,6 +17,7 @@ from unspool.world.env_calls import EnvCalls
 from unspool.world.manager import ToolManager
 from unspool.world.output import shorten
 from unspool.world.protocol import Step, StepResult
+from unspool.world.returned import number
 from unspool.world.tool import Tool
 
 T = TypeVar("T")
@@ -58,7 +59,7 @@ class EnvWorld:
     async def open(self, trajectory: Trajectory) -> Step:
         """Reset the environment; its first observation as a user message."""
         result = await self._within(self._calls.result(self.env.reset, trajectory), "reset")
-        infos = await self._within(self._calls.call(self.env.tools), "tools")
+        infos = await self._within(self._calls.tools(), "tools")
         if infos or not self.env.acts_on_text:
             tools = [_Action(self, tool) for tool in EnvTool.from_env(self.env, infos)]
             self._tools = ToolManager(tools, timeout=None, max_tool_chars=self.max_chars)
@@ -79,7 +80,7 @@ class EnvWorld:
             raise InvalidTypeError(
                 f"{type(self.env).__name__}.evaluate must return a reward for each trajectory, not {given!r:.80} for 1"
             )
-        return float(given[0])
+        return number(given[0], f"the reward of {type(self.env).__name__}.evaluate")
 
     # ------------------------------------------------------------------ a world
 
@@ -121,7 +122,7 @@ class EnvWorld:
         """An observation as a user message; an empty one is kept where the model is to go on behind it."""
         messages: list[MessageDict] = []
         if result.observation or answers:
-            text = shorten(str(result.observation), self.max_chars).text
+            text = shorten(result.observation, self.max_chars).text
             messages.append({"role": "user", "content": text})
         return Step(messages, (), result.done, result.reward, result.info)
 

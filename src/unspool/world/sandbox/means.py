@@ -331,7 +331,7 @@ def _tried(process: subprocess.Popen[bytes], begin: bytes) -> str | None:
         process.stdin.write(begin)
         process.stdin.flush()
     # The input stays open meanwhile: its end is the caller's.
-    status = process.stderr.read(4096).decode("utf-8", "replace")
+    status = process.stderr.read(4096).decode("utf-8", "replace").removeprefix("began\n")
     output = process.stdout.read(4096).decode("utf-8", "replace")
     if output == _TRIAL_SHOWS and status.startswith("exit 0\n"):
         return None

@@ -24,8 +24,8 @@ _MOST_STATUS = 16_384
 
 
 class Outcome(NamedTuple):
-    """How a run ended (`exit N`, `signal N`, `timeout`, `memory`, `files`, `processes`, `output`), what the code's
-    process reported of it, and what the code printed."""
+    """How a run ended (`exit N`, `signal N`, `timeout`, `memory`, `files`, `processes`, `output`, or
+    `lost`: its sandbox ended before it could tell), what the code's process reported of it, and what it printed."""
 
     ended: str
     report: str
@@ -101,7 +101,10 @@ async def _run(means: str, bounds: Bounds, code: bytes, folder: str) -> Outcome:
         await _end(transport, attendant, means)
     if attendant.flooded:
         return Outcome("output", "", _decoded(attendant))
-    ended, _, report = attendant.status.decode("utf-8", "replace").partition("\n")
+    begun, _, rest = attendant.status.decode("utf-8", "replace").partition("\n")
+    if begun == "began" and not rest:
+        return Outcome("lost", "", _decoded(attendant))
+    ended, _, report = rest.partition("\n") if begun == "began" else (begun, "", "")
     if not ended or ended.startswith("failed") or ended.split(" ")[0] not in _ENDS:
         raise SandboxError(f"the sandbox could not be started: {ended.removeprefix('failed ') or 'it ended at once'}")
     return Outcome(ended, report, _decoded(attendant))

@@ -146,6 +146,7 @@ def _cause(outcome: Outcome, bounds: Bounds) -> str | None:
         "memory": f"the code used more than {bounds.memory_mb} MB of memory and was stopped",
         "files": f"the code made more files than fit into {bounds.files_mb} MB and was stopped",
         "processes": f"the code had more than {bounds.processes} processes at once and was stopped",
+        "lost": "the code's sandbox was ended before the code: from within, or for want of memory on the whole machine",
         "output": f"the code printed more than {bounds.output_mb} MB and was stopped",
     }.get(kind)
     if said is not None:

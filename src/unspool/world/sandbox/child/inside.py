@@ -1,8 +1,8 @@
 """Run code under a supervisor, both inside the sandbox.
 
-Promises: the supervisor says on its status pipe, which the code never holds, how the code ended: `exit N`,
-`signal N`, `timeout`, `memory`, `files` or `processes`, with the code's own report behind it; or `failed` and why
-nothing ran. It ends, and with it everything that the code started, when the code ends, breaks a limit, or the
+Promises: the supervisor says on its status pipe, which the code never holds, `began`, and then how the code ended:
+`exit N`, `signal N`, `timeout`, `memory`, `files` or `processes`, with the code's own report behind it; or `failed`
+and why nothing ran. It ends, and with it everything that the code started, when the code ends, breaks a limit, or the
 caller's end of standard input closes. The code is not filtered or rewritten: the kernel contains it.
 """
 
@@ -63,6 +63,7 @@ def main(enter: Any, config: dict[str, Any], source: bytes) -> None:
         _say(status, f"failed {type(error).__name__}: {error}")
         os._exit(1)
     report, reported = os.pipe()
+    _say(status, "began")
     child = os.fork()
     if child == 0:
         _run(enter, config, code, reported)
