@@ -120,6 +120,50 @@ def test_a_tool_that_hangs_is_left_behind_off_the_main_thread_too() -> None:
     leave.set()
 
 
+def test_an_async_tool_is_run_and_what_it_raises_is_its_answer() -> None:
+    async def doubles(arguments: dict[str, Any]) -> Any:
+        await asyncio.sleep(0)
+        return {"result": 2 * arguments["x"]}
+
+    async def times_out(arguments: dict[str, Any]) -> Any:
+        raise TimeoutError("its own")
+
+    tools = {"doubles": doubles, "times_out": times_out}
+    assert execute_tool("doubles", {"x": 4}, tools, timeout=20) == {"result": 8}
+    assert execute_tool("doubles", {}, tools, timeout=None) == {"error": "doubles raised KeyError: 'x'"}
+    assert execute_tool("times_out", {}, tools, timeout=20) == {"error": "times_out raised TimeoutError: its own"}
+
+    async def within_a_loop() -> Any:
+        return execute_tool("doubles", {"x": 5}, tools, timeout=20)
+
+    assert asyncio.run(within_a_loop()) == {"result": 10}
+
+
+def test_an_async_tool_that_hangs_is_stopped_at_the_limit() -> None:
+    stopped = threading.Event()
+
+    async def hangs(arguments: dict[str, Any]) -> Any:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    assert execute_tool("hangs", {}, {"hangs": hangs}, timeout=0.05) == {"error": "hangs gave no answer within 0.05 s"}
+    assert stopped.wait(20)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "kind"),
+    [(0, InvalidValueError), (-1, InvalidValueError), (float("nan"), InvalidValueError), ("x", InvalidTypeError)],
+)
+def test_a_limit_that_is_none_is_refused_before_the_tool_runs(timeout: Any, kind: type) -> None:
+    ran: list[Any] = []
+    with pytest.raises(kind, match="timeout must be above 0 seconds, or None, not"):
+        execute_tool("runs", {}, {"runs": ran.append}, timeout=timeout)
+    assert ran == []
+    assert execute_tool("runs", {}, {"runs": len}, timeout=float("inf")) == 0
+
+
 def test_a_tool_cannot_change_the_arguments_of_the_call() -> None:
     arguments = {"x": 1}
     execute_tool("clears", arguments, {"clears": lambda given: given.clear()})

@@ -12,7 +12,7 @@ import functools
 import inspect
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeGuard, cast
@@ -69,23 +69,27 @@ def execute_tool(
     arguments: Mapping[str, Any] | str | None,
     tools: Mapping[str, Callable[[dict[str, Any]], Any]],
     *,
-    timeout: float = 1.0,
+    timeout: float | None = 1.0,
 ) -> Any:
     """Call `tools[name](arguments)`, blocking, for at most `timeout` seconds; on any thread, without signals.
+
+    An async tool runs on an event loop of its own.
 
     Args:
         name: of the tool.
         arguments: an object, or JSON text of one, as models write them; the tool gets its own dict.
-        tools: functions of such a dict, by name.
-        timeout: seconds.
+        tools: functions of such a dict, by name; plain or async.
+        timeout: seconds; None: no limit.
 
     Returns:
         What the tool returned; None where no tool has that name; `{"error": ...}` where the arguments are none, where
         it raised, or where it took too long. It then stays behind on a thread of its own, which ends with the process.
 
     Raises:
-        InvalidTypeError: `tools` is no mapping.
+        InvalidTypeError: `tools` is no mapping, or `timeout` no number.
+        InvalidValueError: `timeout` is not above 0.
     """
+    check_value("timeout", timeout, lambda value: value is None or value > 0, "above 0 seconds, or None")
     if not isinstance(tools, Mapping):
         raise InvalidTypeError(
             f"tools must map names to functions, and is a {type(tools).__name__}; a ToolManager is called itself, "
@@ -99,18 +103,37 @@ def execute_tool(
     except InvalidValueError as error:
         return {"error": str(error)}
     results: SimpleQueue[Any] = SimpleQueue()
+    limit = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
 
     def call() -> None:
         try:
-            results.put(function(own))
+            result = function(own)
+            results.put(asyncio.run(_awaited(result, limit)) if inspect.isawaitable(result) else result)
+        except _LateError:
+            pass  # whoever waits knows
         except BaseException as error:
             results.put({"error": f"{name} raised {type(error).__name__}: {error}"})
 
     threading.Thread(target=call, name=f"unspool-tool-{name[:32]}", daemon=True).start()
     try:
-        return results.get(timeout=timeout)
+        return results.get(timeout=limit)
     except Empty:
-        return {"error": f"{name} gave no answer within {timeout:g} s"}
+        return {"error": f"{name} gave no answer within {limit:g} s"}
+
+
+class _LateError(Exception):
+    """An async tool was stopped by its time limit."""
+
+
+async def _awaited(result: Awaitable[Any], seconds: float | None) -> Any:
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await result
+    except TimeoutError:
+        if limit.expired():
+            raise _LateError from None
+        raise
 
 
 class CalledByName:
