@@ -23,6 +23,7 @@ from examples.scripted import call, says, small_template
 from unspool import Limits, MultiTurnRollout, PythonTool, ToolManager
 from unspool.types import InvalidTypeError, InvalidValueError, Message, SandboxError, ToolCall
 from unspool.world.sandbox import filter as seccomp
+from unspool.world.sandbox import readable
 from unspool.world.sandbox.means import problem
 
 # Where one is missing, the tests run with the others; without any they are skipped.
@@ -396,6 +397,81 @@ def test_readable_paths_are_seen_and_stay_as_they_are(means: str, tmp_path: Path
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["table.csv"]
 
 
+def test_folders_in_which_something_listens_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "data" / "deep"
+    folder.mkdir(parents=True)
+    (folder / "file").write_text("", encoding="utf-8")
+    (folder / "link").symlink_to("/dev/null")
+    assert readable.resolved([tmp_path]) == (os.path.realpath(tmp_path),)
+    os.mkfifo(folder / "fifo")
+    with pytest.raises(InvalidValueError, match="data/deep/fifo' is a pipe, by which code could reach out"):
+        PythonTool(readable=[tmp_path])
+    with pytest.raises(InvalidValueError, match="data/deep/fifo' is a pipe"):
+        PythonTool(readable=[folder / "fifo"])
+    (folder / "fifo").unlink()
+    with socket.socket(socket.AF_UNIX) as listener:
+        monkeypatch.chdir(folder)  # a socket's name has at most 107 bytes
+        listener.bind("s")
+        with pytest.raises(InvalidValueError, match="data/deep/s' is a socket, by which"):
+            PythonTool(readable=[tmp_path])
+    monkeypatch.setattr(readable, "_MOST_LOOKED_AT", 2)
+    assert readable.resolved([tmp_path]) == (os.path.realpath(tmp_path),)
+
+
+def test_a_socket_that_comes_into_a_readable_folder_later_cannot_be_spoken_to(
+    means: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    manager = ToolManager([PythonTool(isolation=means, readable=[tmp_path])])
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        with socket.socket(socket.AF_UNIX, kind) as listener:
+            listener.bind(f"s{kind.value}")
+            Path(f"s{kind.value}").chmod(0o777)
+            if kind == socket.SOCK_STREAM:
+                listener.listen()
+            listener.setblocking(False)
+            target = os.path.realpath(f"s{kind.value}")
+            code = (
+                f"import os, socket\nprint(os.path.exists({target!r}))\n"
+                "for make in (lambda: socket.socket(socket.AF_UNIX, KIND), lambda: socket.socketpair(type=KIND)[0]):\n"
+                "    try:\n"
+                "        one = make()\n"
+                f"        one.connect({target!r})\n"
+                "        print('connected')\n"
+                "    except OSError: print('refused')"
+            )
+            assert manager("python", {"code": code.replace("KIND", str(kind.value))}) == "True\nrefused\nrefused"
+            with pytest.raises(BlockingIOError):
+                listener.accept() if kind == socket.SOCK_STREAM else listener.recv(1)
+
+
+def test_a_readable_folder_that_is_the_cause_is_named(means: str, tmp_path: Path) -> None:
+    from unspool.world.sandbox import means as module
+
+    (tmp_path / "one").mkdir()
+    secret = tmp_path / "one" / "secret"
+    secret.write_text("", encoding="utf-8")
+    for folder in (tmp_path, tmp_path / "one"):
+        folder.chmod(0o755)
+    # What a trial must not see otherwise is shown where it is asked for.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_HIDDEN", (str(secret),))
+        tool = PythonTool(isolation=means, readable=[tmp_path / "one"])
+    assert ToolManager([tool])("python", {"code": f"import os\nos.path.exists({str(secret)!r})"}) == "True"
+    bad = os.path.realpath(tmp_path / "one")
+
+    def fails(which: str, shown: tuple[str, ...] = ()) -> str | None:
+        return "not that one" if bad in shown else None
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(InvalidValueError) as refused:
+        patch.setattr(module, "problem", fails)
+        PythonTool(isolation=means, readable=["/etc", bad])
+    assert str(refused.value) == (
+        f"readable: {bad!r} cannot be shown in the sandbox (not that one); give other folders"
+    )
+
+
 def test_installed_packages_are_there_when_they_are_asked_for(means: str) -> None:
     code = "import pytest\npytest.__name__"
     assert cause(answer(means, code)).startswith("Error: the code raised ModuleNotFoundError")
@@ -739,7 +815,16 @@ def test_by_choice_a_plain_process_with_limits(tmp_path: Path, monkeypatch: pyte
         ({"files_mb": 1.5}, "files_mb must be a whole number, at least 1, not 1.5"),
         ({"concurrency": 0}, "concurrency must be a whole number, at least 1, or None, not 0"),
         ({"readable": ["/nonexistent/x"]}, "readable: there is no '/nonexistent/x'"),
-        ({"readable": ["/"]}, "readable: '/' is the sandbox's own"),
+        ({"readable": ["/"]}, "readable: '/' is the sandbox's own or the kernel's"),
+        ({"readable": ["/tmp/."]}, "readable: '/tmp' is the sandbox's own"),
+        ({"readable": ["/proc/1"]}, "readable: '/proc/1' is the sandbox's own or the kernel's"),
+        ({"readable": ["/sys"]}, "readable: '/sys' is the sandbox's own or the kernel's"),
+        ({"readable": ["/dev/shm"]}, "readable: '/dev/shm' is the sandbox's own or the kernel's"),
+        ({"readable": [5]}, "readable must be a list of paths, and 5 is none"),
+        ({"readable": [b"/usr"]}, "readable must be a list of paths, and b'/usr' is none"),
+        ({"readable": 5}, "readable must be a list of paths, not 5"),
+        ({"readable": Path("/usr")}, "readable must be a list of paths"),
+        ({"readable": ["a\0b"]}, "readable: there is no 'a\\x00b'"),
         ({"readable": "/usr"}, "readable must be a list of paths"),
     ],
 )

@@ -64,9 +64,10 @@ try:
     sockets = "a socket"
 except OSError:
     sockets = "no socket"
-seen = [path for path in ("/etc/passwd", "/etc/hostname", "/sys/kernel", "/var/log") if os.path.exists(path)]
+seen = [path for path in HIDDEN if os.path.exists(path)]
 print(forked, sockets, seen, os.getuid() == 0, os.getppid())
 """
+_HIDDEN = ("/etc/passwd", "/etc/hostname", "/sys/kernel", "/var/log")
 _TRIAL_SHOWS = "3 no socket [] False 1\n"
 
 
@@ -263,7 +264,7 @@ def choose(isolation: str, readable: tuple[str, ...] = ()) -> str:
     """The means that `isolation` asks for, tried out.
 
     Raises:
-        InvalidValueError: `isolation` is none that there is.
+        InvalidValueError: `isolation` is none that there is, or a path of `readable` is why it does not work.
         SandboxError: it does not work here.
     """
     if isolation not in ("auto", *MEANS):
@@ -276,6 +277,9 @@ def choose(isolation: str, readable: tuple[str, ...] = ()) -> str:
         if reason is None:
             return means
         reasons.append(f"{means}: {reason}")
+        if readable and problem(means) is None:
+            path = next((one for one in readable if problem(means, (one,)) is not None), ", ".join(readable))
+            raise InvalidValueError(f"readable: {path!r} cannot be shown in the sandbox ({reason}); give other folders")
     raise SandboxError(
         f"code cannot be isolated here ({'; '.join(reasons)}); install bubblewrap, allow this user to make user "
         "namespaces, or give isolation='none' where the code is to be trusted"
@@ -304,7 +308,11 @@ def _try(means: str, readable: tuple[str, ...]) -> None:
     Raises:
         SandboxError, OSError: it could not run, or was not contained.
     """
-    command, begin = launch(means, Bounds(processes=4, readable=readable, timeout=_TRIAL_SECONDS), _TRIAL.encode())
+    hidden = [
+        one for one in _HIDDEN if not any(Path(os.path.realpath(one)).is_relative_to(shown) for shown in readable)
+    ]
+    trial = f"HIDDEN = {hidden}\n{_TRIAL}".encode()
+    command, begin = launch(means, Bounds(processes=4, readable=readable, timeout=_TRIAL_SECONDS), trial)
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

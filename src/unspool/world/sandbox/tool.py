@@ -12,13 +12,13 @@ import os
 import signal
 from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from unspool.types import InvalidTypeError, InvalidValueError, SandboxError, check_value, is_count
+from unspool.types import InvalidValueError, SandboxError, check_value, is_count
 from unspool.world.gate import Gate
 from unspool.world.output import shorten
 from unspool.world.sandbox.means import Bounds, choose
+from unspool.world.sandbox.readable import resolved
 from unspool.world.sandbox.run import Outcome, run
 from unspool.world.tool import Tool, check_limits
 
@@ -46,7 +46,9 @@ class PythonTool(Tool):
 
     Raises:
         SandboxError: what `isolation` asks for does not work here; the message has the reason and the remedy.
-        InvalidValueError: an argument that limits nothing, or a readable path that does not exist.
+        InvalidTypeError: `readable` is not a list of paths.
+        InvalidValueError: an argument that limits nothing, or a readable path that does not exist, is the system's own,
+            holds sockets, pipes or devices, or cannot be shown to the code.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class PythonTool(Tool):
         description: str | None = None,
     ) -> None:
         given = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
-        given["readable"] = shown = _resolved(readable)
+        given["readable"] = shown = resolved(readable)
         check_limits("", timeout, "max_chars", max_chars)
         if timeout is None or math.isinf(timeout):
             raise InvalidValueError(f"timeout must be seconds above 0, not {timeout!r}; a run always has an end")
@@ -166,21 +168,6 @@ def _signal(number: int) -> str:
     except ValueError:
         return f"signal {number}"
     return f"{found.name}{hints.get(found, '')}"
-
-
-def _resolved(readable: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
-    if isinstance(readable, str | bytes):
-        raise InvalidTypeError(f"readable must be a list of paths, not {readable!r}; give [{readable!r}]")
-    paths = []
-    for one in readable:
-        path = Path(one).expanduser()
-        if not path.exists():
-            raise InvalidValueError(f"readable: there is no {str(one)!r}; give files and folders that exist")
-        real = os.path.realpath(path)
-        if real in ("/", "/tmp", "/proc", "/dev"):
-            raise InvalidValueError(f"readable: {real!r} is the sandbox's own; give folders inside of it")
-        paths.append(real)
-    return tuple(paths)
 
 
 def _description(bounds: Bounds, means: str) -> str:
