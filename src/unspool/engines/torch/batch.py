@@ -8,11 +8,12 @@ What this module promises:
   its keys and values, and its positions, are moved whole.
 - The cache holds all tokens of every layer, sliding-window layers too (their mask does the window), in buffers
   that grow by steps: a decoding step writes one column and copies nothing.
+- A model that does not fill the cache that it is given is fed whole rows at every step instead: slow, and exact.
 """
 
 from __future__ import annotations
 
-import inspect
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +21,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from unspool.engines.torch.attention import without_copies
 from unspool.engines.torch.kept import Kept
+from unspool.engines.torch.model import Model, UnfilledCacheError
 from unspool.engines.torch.row import Row
+
+_log = logging.getLogger(__name__)
 
 _GROWTH = 128
 """Columns by which a full buffer grows at least."""
@@ -99,37 +102,6 @@ class Newcomer:
         return self.row.length - self.held
 
 
-class Model:
-    """A causal language model, and what its forward function takes."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module = module
-        parameters = inspect.signature(module.forward).parameters
-        anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-        self._positions = "position_ids" in parameters or anything
-        self._last_only = "logits_to_keep" in parameters or anything
-        config: Any = getattr(module, "config", None)
-        self._config = config.get_text_config() if hasattr(config, "get_text_config") else config
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.module.parameters()).device
-
-    def __call__(self, input_ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
-        """Logits [B, V] of the last position; the cache takes what was fed."""
-        if self.module.training:
-            self.module.eval()  # a trainer that shares the module left it in train mode: no dropout while sampling
-        extra: dict[str, Any] = {"position_ids": positions} if self._positions else {}
-        if self._last_only:
-            extra["logits_to_keep"] = 1
-        with without_copies(self._config):
-            output = self.module(
-                input_ids=input_ids, attention_mask=mask, past_key_values=cache, use_cache=True, **extra
-            )
-        logits: Tensor = output.logits[:, -1]
-        return logits
-
-
 class Batch:
     """Rows and the cache of all their tokens but the last one sampled, which the next step feeds."""
 
@@ -149,27 +121,40 @@ class Batch:
         holes. Of rows with fewer new ones some kept columns are computed again.
         """
         rows = [one.row for one in newcomers]
-        device = self._model.device
         width, fed = max(row.length for row in rows), max(one.new for one in newcomers)
-        ids = torch.tensor([[0] * (fed - row.length) + row.last(fed) for row in rows], device=device)
-        mask, places = self._geometry([row.length for row in rows], width)
         cache = DynamicCache()
         cache.layer_class_to_replicate = _Layer
         cache.layers = _past(newcomers, width - fed, width)
-        logits = self._model(ids, mask, places[:, -fed:], cache)
-        self.rows, self.width, self._cache = rows, width, cache
+        logits = self._feed(rows, width, fed, cache)
+        self.rows, self.width = rows, width
         return logits
 
     def decode(self) -> Tensor:
         """Feed every row its last token; logits [B, V] of what comes next."""
-        if self._cache is None:
+        if not self.rows:
             raise RuntimeError("decode() needs a batch that was prefilled")
-        width = self.width + 1
-        ids = torch.tensor([[row.tokens[-1]] for row in self.rows], device=self._model.device)
-        mask, places = self._geometry([row.length for row in self.rows], width)
-        logits = self._model(ids, mask, places[:, -1:], self._cache)
-        self.width = width
+        logits = self._feed(self.rows, self.width + 1, 1, self._cache)
+        self.width += 1
         return logits
+
+    def _feed(self, rows: list[Row], width: int, fed: int, cache: DynamicCache | None) -> Tensor:
+        """Logits [B, V] of what comes after these rows: fed are their last `fed` tokens, or all if none are cached."""
+        if self._model.caches:
+            try:
+                logits = self._model(*self._input(rows, width, fed), cache)
+                self._cache = cache
+                return logits
+            except UnfilledCacheError as error:
+                _log.warning("%s: from now on it is fed whole rows at every step", error)
+                self._model.caches = False
+        self._cache = None
+        return self._model(*self._input(rows, width, width), None)
+
+    def _input(self, rows: list[Row], width: int, fed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Token ids [B, fed], attention mask [B, width] and position ids [B, fed]."""
+        ids = [[0] * (fed - row.length) + row.last(fed) for row in rows]
+        mask, places = self._geometry([row.length for row in rows], width)
+        return torch.tensor(ids, device=self._model.device), mask, places[:, -fed:]
 
     def release(self, index: int) -> Kept | None:
         """The cache of a row that is about to leave (`keep`), for its session's next turn.
@@ -188,16 +173,20 @@ class Batch:
         return Kept(ids, [(_last_columns(keys, len(ids)), _last_columns(values, len(ids))) for keys, values in held])
 
     def keep(self, indices: list[int]) -> None:
-        """Keep these rows alone, and no more padding than the longest of them needs."""
+        """Keep these rows alone, and no more padding than the longest of them needs.
+
+        One layer after the other, so that there are never two whole caches: where it raises, of memory, nothing can
+        be done with the batch but `clear`. So it is with `join`.
+        """
         if len(indices) == len(self.rows):
             return
-        if not indices or self._cache is None:
+        if not indices:
             self.clear()
             return
         # What a row holds in the cache: all but the token that was sampled last.
         width = max(self.rows[i].length for i in indices) - 1
         index = torch.tensor(indices, device=self._model.device)
-        for layer in self._cache.layers:
+        for layer in self._cache.layers if self._cache is not None else ():
             held = (part[:, :, self.width - width :].index_select(0, index) for part in (layer.keys, layer.values))
             keys, values = (_grow(part, width + 1) for part in held)
             layer.hold((keys, values), width)
@@ -206,11 +195,13 @@ class Batch:
 
     def join(self, other: Batch) -> None:
         """Take over the rows of another batch."""
-        if not other.rows or other._cache is None:
+        if not other.rows:
             return
-        if not self.rows or self._cache is None:
+        if not self._model.caches:
+            self._cache = None
+        elif not self.rows:
             self._cache = other._cache
-        else:
+        elif self._cache is not None and other._cache is not None:
             width = max(self.width, other.width)
             for mine, theirs in zip(self._cache.layers, other._cache.layers, strict=True):
                 keys = _aligned([mine.keys, theirs.keys], width, width + 1)

@@ -31,7 +31,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import DynamicCache
 
 from unspool.engines.protocol import EngineBase, GenerateRequest, Generation
-from unspool.engines.torch.batch import Model
+from unspool.engines.torch.model import Model
 from unspool.engines.torch.row import Decoder, Row, StopStrings
 from unspool.engines.torch.sampling import stream
 from unspool.engines.torch.scheduler import Scheduler

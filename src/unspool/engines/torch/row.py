@@ -134,6 +134,10 @@ class Row:
 
 def failure(row: Row, error: Exception) -> EngineError:
     """What whoever waits for the row is told when something raised."""
+    if isinstance(error, EngineError):  # says itself what was wrong; one of its own for each who waits
+        own = EngineError(str(error))
+        own.__cause__ = error
+        return own
     told = EngineError(
         f"a row of {row.length} tokens failed ({type(error).__name__}: {error}); "
         "if memory ran out, allow less in a batch (max_batch_tokens, max_batch_size)"

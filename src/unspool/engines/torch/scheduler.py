@@ -28,8 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unspool.engines.torch.batch import Batch, Model, Newcomer
+from unspool.engines.torch.batch import Batch, Newcomer
 from unspool.engines.torch.kept import KeptCaches
+from unspool.engines.torch.model import Model
 from unspool.engines.torch.row import Row, failure
 from unspool.engines.torch.sampling import SamplingPlan
 from unspool.engines.torch.step import plan_for, sample
