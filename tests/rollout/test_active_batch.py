@@ -471,6 +471,14 @@ def test_what_is_given_reaches_the_engine() -> None:
         ({"execute_tool": calculator}, InvalidTypeError, "execute_tool must be a function"),
         ({"execute_tool": [add]}, InvalidTypeError, "execute_tool must be a function"),
         ({"tool_timeout": 0}, InvalidValueError, "tool_timeout must be above 0 seconds, or None, not 0"),
+        ({"messages_batch": user("a")}, InvalidTypeError, r"messages_batch\[0\].* not {'role'.*give a list of lists"),
+        ({"messages_batch": ["a"]}, InvalidTypeError, r"messages_batch\[0\] must be the messages of a sample, not 'a'"),
+        ({"messages_batch": "a"}, InvalidTypeError, "messages_batch must be a list of lists of messages, not 'a'"),
+        ({"tools_batch": "[]"}, InvalidTypeError, r"tools_batch must be a list with the tools of each.*not '\[\]'"),
+        ({"tools_batch": ["{no"]}, InvalidValueError, r"tools_batch\[0\] is not valid JSON \(.*\): '{no'"),
+        ({"tools_batch": ADD}, InvalidTypeError, r"tools_batch\[0\] must be a list of dicts in OpenAI's form.* not {"),
+        ({"tools_batch": ["3"]}, InvalidTypeError, r"tools_batch\[0\] must be a list of dicts.* not '3'"),
+        ({"rollout_engine": SimpleNamespace(rollout=5)}, InvalidTypeError, "which SimpleNamespace has not"),
         ({"rollout_engine": "sglang"}, InvalidTypeError, "something that returns text only"),
         ({"tokenizer": None}, InvalidTypeError, "template must be a ChatTemplate"),
     ],
@@ -486,6 +494,20 @@ def test_arguments_that_cannot_be_used_are_refused(options: dict[str, Any], kind
     }
     with pytest.raises(kind, match=said):
         rollout_batch(**given)
+
+
+def test_no_tools_batch_is_no_tools_for_all_or_those_of_the_manager() -> None:
+    batch = [user("a"), user("b")]
+    out = rollout_batch(scripted("Hi"), small_template(), batch, None, 2)
+    assert out.prompt_ids == [small_template().encode(messages) for messages in batch for _ in range(2)]
+    manager = ToolManager([calculator])
+    out = rollout_batch(scripted("Hi"), small_template(), batch, None, 1, execute_tool=manager)
+    assert out.prompt_ids[1] == small_template().encode(batch[1], manager.tool_infos())
+
+
+def test_one_samples_messages_that_are_none_are_refused() -> None:
+    with pytest.raises(InvalidTypeError, match="messages must be a list of messages, dicts with a 'role', not 'a'"):
+        rollout_single(scripted("Hi"), small_template(), "a")  # type: ignore[arg-type]
 
 
 def test_an_empty_batch_is_eight_empty_lists() -> None:
@@ -535,3 +557,18 @@ def test_a_device_that_is_not_the_engines_is_refused() -> None:
     assert single(engine, device="cpu:0").final_output == "Hi"
     with pytest.raises(InvalidValueError, match="device is 'cuda' and the engine's model is on 'cpu'"):
         single(engine, device="cuda")
+
+
+def test_the_device_is_where_prompts_go_and_not_looked_at_where_an_engine_does_not_say_its_own() -> None:
+    import torch
+
+    class Placed(TextModel):
+        device = "cpu"
+
+        def rollout(self, prompt_ids: Any, attention_mask: Any, *args: Any, **more: Any) -> Any:
+            assert prompt_ids.device == attention_mask.device == torch.device("meta")
+            prompt = torch.tensor([small_template().encode(user("1 + 2?"), ADD)])
+            return super().rollout(prompt, torch.ones_like(prompt), *args, **more)
+
+    assert single(Placed(lambda text: "Hi"), device="meta").final_output == "Hi"
+    assert single(scripted("Hi"), device="cuda:9").final_output == "Hi"

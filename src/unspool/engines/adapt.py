@@ -10,8 +10,13 @@ from unspool.types import InvalidTypeError
 _PARTS = ("generate", "start", "close", "pause", "resume", "update_weights", "version", "logprobs")
 
 
-def as_engine(value: object) -> Engine:
+def as_engine(value: object, *, device: object = None) -> Engine:
     """An engine as it is; a sampler, or an object with MiniMind's `rollout(...)`, behind `Batching`.
+
+    Args:
+        value: what the user gave.
+        device: where prompts go that are put into MiniMind's `rollout(...)`; None: the object's own. The others take
+            token ids as lists, and are not asked.
 
     Raises:
         InvalidTypeError: for anything that does not take and give token ids.
@@ -23,7 +28,7 @@ def as_engine(value: object) -> Engine:
     if callable(getattr(value, "sample", None)):
         return Batching(value)  # type: ignore[arg-type]
     if callable(getattr(value, "rollout", None)):
-        return Batching(RolloutSampler(value), logprobs=True)  # type: ignore[arg-type]
+        return Batching(RolloutSampler(value, device=device), logprobs=True)  # type: ignore[arg-type]
     missing = [name for name in _PARTS if not hasattr(value, name)]
     if "generate" not in missing and len(missing) < len(_PARTS) - 1:
         raise InvalidTypeError(

@@ -8,6 +8,7 @@ Every list has one entry a trajectory, those of one sample next to each other.
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from unspool.template import ChatTemplate
 from unspool.template.jinja import Renderer
 from unspool.types import (
     EngineError,
+    InvalidTypeError,
     InvalidValueError,
     MessageDict,
     ToolInfo,
@@ -108,6 +110,8 @@ def rollout_single(
     extra: Mapping[str, Any] | None = None,
 ) -> SingleRollout:
     """One trajectory of one sample. Parameters and errors as in `rollout_batch`; `messages` is not changed."""
+    if not _is_list_of_dicts(messages):
+        raise InvalidTypeError(f"messages must be a list of messages, dicts with a 'role', not {messages!r:.80}")
     batch = rollout_batch(
         rollout_engine,
         tokenizer,
@@ -133,7 +137,7 @@ def rollout_batch(
     rollout_engine: object,
     tokenizer: object,
     messages_batch: Sequence[Sequence[MessageDict]],
-    tools_batch: Sequence[Sequence[ToolInfo] | str | None],
+    tools_batch: Sequence[Sequence[ToolInfo] | str | None] | None,
     num_gen: int,
     max_turns: int | None = 3,
     max_new_tokens: int | None = 256,
@@ -153,14 +157,16 @@ def rollout_batch(
             `rollout(...)`.
         tokenizer: a Hugging Face tokenizer with a chat template, or a `ChatTemplate`.
         messages_batch: the messages of each sample.
-        tools_batch: the tools of each sample, dicts in OpenAI's form (or JSON text of them); None: those of
-            `execute_tool`, where that is a `ToolManager`.
+        tools_batch: the tools of each sample, dicts in OpenAI's form (or JSON text of them); None, of a sample or in
+            place of the list: those of `execute_tool`, where that is a `ToolManager` or another world, else none.
         num_gen: trajectories a sample.
         max_turns: assistant turns; calls of the last one are not run.
         max_new_tokens: most tokens of a turn.
         thinking_ratio: how probably the template is told to think (`open_thinking`, `enable_thinking`), drawn from the
             seed for each trajectory; None: as the template has it, as where a ChatTemplate was given the switch.
-        device: that of the engine, for an object with `rollout(...)` where the prompts go; None: the engine's own.
+        device: for an object with `rollout(...)` where the prompts go; any other engine gets lists, and puts them
+            where its model is: this must be the same, where it says so, and is not looked at where it does not. None:
+            the engine's own.
         execute_tool: a function of a call's name and arguments, plain or async; its result is written as JSON, at most
             2,048 characters; None: there is no such tool. Or a `ToolManager`, or another `World`. Or an `Env`: what has
             the state of one episode is given as its class (or `functools.partial` of it), which is made for each
@@ -177,10 +183,7 @@ def rollout_batch(
             of `trajectories`.
     """
     check_value("num_gen", num_gen, is_count, "a whole number, at least 1")
-    if len(messages_batch) != len(tools_batch):
-        raise InvalidValueError(
-            f"messages_batch has {len(messages_batch)} samples and tools_batch {len(tools_batch)}; give one for each"
-        )
+    messages_batch, tools_batch = _samples(messages_batch, tools_batch)
     template = _template(tokenizer)
     engine = _engine(rollout_engine, device)
     seed = random.getrandbits(62) if seed is None else seed
@@ -219,6 +222,47 @@ def rollout_batch(
 # ------------------------------------------------------------------ what goes in
 
 
+def _is_list_of_dicts(given: object) -> bool:
+    return isinstance(given, (list, tuple)) and all(isinstance(message, Mapping) for message in given)
+
+
+def _samples(messages_batch: object, tools_batch: object) -> tuple[list[Any], list[Any]]:
+    """The messages and the tools of each sample; refused here, where it can be said of which sample it is wrong."""
+    if not isinstance(messages_batch, (list, tuple)):
+        raise InvalidTypeError(f"messages_batch must be a list of lists of messages, not {messages_batch!r:.80}")
+    for place, messages in enumerate(messages_batch):
+        if not _is_list_of_dicts(messages):
+            raise InvalidTypeError(
+                f"messages_batch[{place}] must be the messages of a sample, not {messages!r:.80}; give a list of lists "
+                "of messages, one list for each sample"
+            )
+    if tools_batch is None:
+        tools_batch = [None] * len(messages_batch)
+    if not isinstance(tools_batch, (list, tuple)):
+        raise InvalidTypeError(
+            f"tools_batch must be a list with the tools of each sample, or None for no tools, not {tools_batch!r:.80}"
+        )
+    if len(messages_batch) != len(tools_batch):
+        raise InvalidValueError(
+            f"messages_batch has {len(messages_batch)} samples and tools_batch {len(tools_batch)}; give one for each"
+        )
+    return list(messages_batch), [_tools(tools, f"tools_batch[{place}]") for place, tools in enumerate(tools_batch)]
+
+
+def _tools(given: object, name: str) -> list[ToolInfo] | None:
+    read: Any = given
+    if isinstance(given, str):
+        try:
+            read = json.loads(given)
+        except (ValueError, RecursionError) as error:
+            raise InvalidValueError(f"{name} is not valid JSON ({error}): {given!r:.80}") from None
+    if read is not None and not _is_list_of_dicts(read):
+        raise InvalidTypeError(
+            f"{name} must be a list of dicts in OpenAI's form, JSON text of one, or None, not {given!r:.80}"
+        )
+    return None if read is None else list(read)
+
+
 @lru_cache(maxsize=8)
 def _template_of(tokenizer: Any, source: object, size: int) -> ChatTemplate:
     """The template of a tokenizer as it is now; working one out takes longer than a short rollout."""
@@ -235,9 +279,9 @@ def _template(tokenizer: object) -> ChatTemplate:
 
 
 def _engine(given: object, device: object) -> Engine:
-    if not isinstance(given, (type, Engine)) and not hasattr(given, "sample") and hasattr(given, "rollout"):
-        return Batching(RolloutSampler(cast(Any, given), device=device), logprobs=True)
-    engine = as_engine(given)
+    engine = as_engine(given, device=device)
+    if isinstance(engine, Batching) and isinstance(engine.sampler, RolloutSampler):
+        return engine  # the device is where its prompts go
     own = getattr(given, "device", None)
     if own is None and hasattr(getattr(given, "model", None), "parameters"):
         own = next((parameter.device for parameter in cast(Any, given).model.parameters()), None)
