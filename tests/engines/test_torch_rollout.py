@@ -146,6 +146,43 @@ def test_shapes_and_numbers_that_cannot_be_used_are_refused(ids: Any, mask: Any,
         engine().rollout(ids, mask, members, 4)
 
 
+def test_no_mask_is_no_padding_and_lists_will_do() -> None:
+    one, rows = engine(), P.tolist()
+    torch.manual_seed(5)
+    whole = one.rollout(P, torch.ones_like(P), 2, 6)
+    torch.manual_seed(5)
+    bare = one.rollout(rows, None, 2, 6)  # type: ignore[arg-type]
+    assert bare.output_ids.tolist() == whole.output_ids.tolist()
+    assert bare.attention_mask.tolist() == whole.attention_mask.tolist()
+    torch.manual_seed(5)
+    masked = one.rollout(rows, MASK.tolist(), 2, 6)  # type: ignore[arg-type]
+    torch.manual_seed(5)
+    assert masked.output_ids.tolist() == one.rollout(P, MASK, 2, 6).output_ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "said"),
+    [
+        (P.float(), MASK, r"prompt_ids must be token ids, int64 \[B, P\], not torch.float32"),
+        ([[1, 2], [3]], None, r"prompt_ids must be a tensor \[B, P\], or lists of that shape, not \[\[1, 2\], \[3\]\]"),
+        ("text", None, r"prompt_ids must be a tensor \[B, P\], or lists of that shape, not 'text'"),
+        (P, "all", "attention_mask must be a tensor"),
+    ],
+)
+def test_what_is_no_tensor_of_token_ids_is_refused(ids: Any, mask: Any, said: str) -> None:
+    with pytest.raises(InvalidTypeError, match=said):
+        engine().rollout(ids, mask, 1, 4)
+
+
+def test_update_policy_with_what_is_no_model_changes_nothing() -> None:
+    model = tiny_llama()
+    one = engine(model)
+    for wrong in ("weights", None, torch.nn.Linear(2, 2)):
+        with pytest.raises(InvalidTypeError, match="policy_model must be a"):
+            one.update_policy(wrong)  # type: ignore[arg-type]
+        assert one.policy_model is model and one.engine.model is model and one.version == 0
+
+
 def test_update_policy_takes_a_model_trained_in_place_and_another_one() -> None:
     model, other = tiny_llama(), tiny_llama(seed=1)
     one = engine(model)
@@ -254,5 +291,8 @@ def test_create_rollout_engine_takes_minimind_arguments() -> None:
 def test_what_is_no_model_or_no_tokenizer_is_refused() -> None:
     with pytest.raises(InvalidTypeError, match="policy_model must be a torch module, not str"):
         TorchRolloutEngine("model", Words())  # type: ignore[arg-type]
+    said = "policy_model must be a causal language model of Hugging Face's.*, and Linear is another module"
+    with pytest.raises(InvalidTypeError, match=said):
+        create_rollout_engine("torch", torch.nn.Linear(2, 2), Words())
     with pytest.raises(InvalidTypeError, match="tokenizer must be a Hugging Face tokenizer, not SimpleNamespace"):
         TorchRolloutEngine(tiny_llama(), SimpleNamespace())  # type: ignore[arg-type]

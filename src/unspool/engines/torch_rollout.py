@@ -82,8 +82,7 @@ class TorchRolloutEngine(EngineBase):
         device: str | torch.device | None = None,
         autocast_ctx: object = None,
     ) -> None:
-        if not isinstance(policy_model, torch.nn.Module):
-            raise InvalidTypeError(f"policy_model must be a torch module, not {type(policy_model).__name__}")
+        _check_model(policy_model)
         if not callable(getattr(tokenizer, "batch_decode", None)):
             raise InvalidTypeError(f"tokenizer must be a Hugging Face tokenizer, not {type(tokenizer).__name__}")
         self.policy_model = policy_model
@@ -108,7 +107,7 @@ class TorchRolloutEngine(EngineBase):
     def rollout(
         self,
         prompt_ids: Tensor,
-        attention_mask: Tensor,
+        attention_mask: Tensor | None,
         num_generations: int,
         max_new_tokens: int,
         temperature: float = 0.8,
@@ -116,8 +115,8 @@ class TorchRolloutEngine(EngineBase):
         """Sample `num_generations` answers to each prompt. Seeds come from torch's own generator (`manual_seed`).
 
         Args:
-            prompt_ids: int64 [B, P], padded on either side.
-            attention_mask: [B, P], 0 over padding, which alone says what is padding.
+            prompt_ids: int64 [B, P], padded on either side; lists of lists will do too.
+            attention_mask: [B, P], 0 over padding, which alone says what is padding; None: there is none.
             num_generations: G, answers a prompt.
             max_new_tokens: most tokens of an answer.
             temperature: 0 is greedy.
@@ -126,10 +125,16 @@ class TorchRolloutEngine(EngineBase):
             Tensors on the device of `prompt_ids`; R is the length of the longest answer.
 
         Raises:
-            InvalidValueError: shapes or numbers that cannot be used.
+            InvalidValueError, InvalidTypeError: shapes or values that cannot be used.
             EngineError: a prompt is empty or too long.
         """
         params = SamplingParams(max_tokens=max_new_tokens, temperature=temperature)
+        prompt_ids = _tensor("prompt_ids", prompt_ids)
+        if prompt_ids.is_floating_point() or prompt_ids.is_complex() or prompt_ids.dtype == torch.bool:
+            raise InvalidTypeError(f"prompt_ids must be token ids, int64 [B, P], not {prompt_ids.dtype}")
+        if attention_mask is None:
+            attention_mask = torch.ones_like(prompt_ids)
+        attention_mask = _tensor("attention_mask", attention_mask)
         prompts = _prompts(prompt_ids, attention_mask, num_generations)
         base = int(torch.randint(1 << 62, ()))
         requests = [
@@ -176,12 +181,16 @@ class TorchRolloutEngine(EngineBase):
 
         Blocks until the next token would come from it. Another model is shared as the first one was; what is still
         being sampled from the first goes on with the first.
+
+        Raises:
+            InvalidTypeError: it is no such model; nothing has changed then.
         """
-        self.policy_model = model
+        _check_model(model)
         if unwrapped(model) is self.engine.model:
             run_sync(self.engine.update_weights(self.engine.model))
         else:
             self.engine = self._around(model, version=self.engine.version + 1)
+        self.policy_model = model
 
     # ------------------------------------------------------------------ an engine
 
@@ -227,6 +236,26 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
         inner = inner.module
     found: torch.nn.Module = getattr(inner, "_orig_mod", inner)
     return found
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidTypeError(f"policy_model must be a torch module, not {type(model).__name__}")
+    inner = unwrapped(model)
+    if not callable(getattr(inner, "get_input_embeddings", None)):
+        raise InvalidTypeError(
+            "policy_model must be a causal language model of Hugging Face's (a PreTrainedModel), and "
+            f"{type(inner).__name__} is another module; derive it from PreTrainedModel, or give the model that it wraps"
+        )
+
+
+def _tensor(name: str, given: object) -> Tensor:
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:  # rows of several lengths are a ValueError
+        raise InvalidTypeError(
+            f"{name} must be a tensor [B, P], or lists of that shape, not {given!r:.60} ({error})"
+        ) from None
 
 
 def _prompts(prompt_ids: Tensor, attention_mask: Tensor, members: int) -> list[list[int]]:
@@ -316,6 +345,7 @@ def create_rollout_engine(
 
     Raises:
         InvalidValueError: another name, or no model or tokenizer.
+        InvalidTypeError: the model is none of Hugging Face's, or the tokenizer none.
     """
     if engine_type != "torch":
         raise InvalidValueError(
