@@ -215,6 +215,31 @@ def test_the_way_out_that_is_named_leads_out(gemma3: Any, llama3_1: Any, gptoss:
     assert doctor(gptoss, chat_template=families.trl_templates()["gptoss"]).ok
 
 
+def test_what_is_not_there_is_not_said_to_be_trimmed() -> None:
+    old, new, _ = ALONE["drops_user"]
+    found = small(GOOD.replace(old, new))
+    assert found.codes == ("drops_user",)
+    assert found.verdict.startswith("Not ready: it leaves out what users say")
+    cut = new.replace('""', "text(message)[:5]")
+    assert small(GOOD.replace(ALONE["drops_user"][0], cut)).codes == ("drops_user",)
+    old, new, _ = ALONE["drops_system"]
+    assert small(GOOD.replace(old, new)).codes == ("drops_system",)
+
+
+def test_a_template_that_refuses_nothing_is_not_said_to_refuse() -> None:
+    plain = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    found = small(plain, parser="react")
+    assert "refuses" not in " ".join(finding.text for finding in found.findings)
+    assert found.bridges["two tools"] == "not compared"
+    assert {"no_stop_token", "not_compared"} <= set(found.codes)
+    assert not {"one_call_only", "no_render"} & set(found.codes)
+    texts = [finding.text for finding in found.notes if finding.code == "not_compared"]
+    assert "two tools: the bridge cannot be compared: no token ends the model's turn" in texts
+
+
 def test_without_tools_what_only_tools_need_is_a_note(gemma3: Any) -> None:
     found = doctor(gemma3, tools=False)
     assert found.ok
@@ -315,6 +340,12 @@ ALONE: dict[str, tuple[str, str, str]] = {
         "note",
     ),
     "trims_content": ("~ text(message) ~ \"<|im_end|>", "~ text(message) | trim ~ \"<|im_end|>", "note"),
+    "drops_user": (
+        'message.role ~ "\\n" ~ text(message)',
+        'message.role ~ "\\n" ~ ("" if message.role == "user" else text(message))',
+        "broken",
+    ),
+    "drops_system": ('text(messages[0]) ~ "\\n\\n"', '""', "note"),
     "foreign_tokens": ("{%- set has_system", '{%- set other = "<|eot_id|>" -%}{%- set has_system', "note"),
 }  # fmt: skip
 """Code, what is replaced in a template that has nothing wrong, by what, and the level."""

@@ -14,7 +14,7 @@ from unspool.template.diagnosis.patient import TOOLS, WORD, Patient, common_begi
 from unspool.template.traits import SENTINEL
 from unspool.types import MessageDict, TemplateError
 
-Outcome: TypeAlias = Literal["exact", "differs", "refused", "no render"]
+Outcome: TypeAlias = Literal["exact", "differs", "refused", "no render", "not compared"]
 
 OF_TOOLS = ("tool", "text and tool", "two tools", "thinking", "multi-turn")
 """Scenarios in which tools answer."""
@@ -70,10 +70,16 @@ def findings(results: dict[str, Result], tool_role: bool) -> Iterator[Finding]:
                 else "pass chat_template= with the template that the model was trained on",
             )  # fmt: skip
         elif result.outcome == "no render":
-            code = "one_call_only" if name == "two tools" else "no_render"
+            alone = name == "two tools" and results["tool"].outcome != "no render"
+            code = "one_call_only" if alone else "no_render"
             yield Finding(
                 "bridge", "note", code, f"{name}: the template refuses the whole conversation ({result.why})",
                 "nothing to do in a rollout, which bridges and renders no earlier turn; as a prompt it is refused",
+            )  # fmt: skip
+        elif result.outcome == "not compared":
+            yield Finding(
+                "bridge", "note", "not_compared", f"{name}: the bridge cannot be compared: {result.why}",
+                "pass chat_template= with one that writes the model's turns and ends them in a token",
             )  # fmt: skip
 
 
@@ -108,15 +114,15 @@ def _compare(patient: Patient, case: Case) -> Result:
         text = patient.render([*case.before, *case.new])
     except TemplateError as error:
         said = short(str(error).rpartition("these messages: ")[2])
-        return _without_render(patient, case, said)
+        return _without_render(patient, case, "no render", said)
     at = text.rfind(SENTINEL)
     if at < 0:
-        return _without_render(patient, case, "it leaves the model's turn out")
+        return _without_render(patient, case, "not compared", "the template leaves the model's turn out")
     at += len(SENTINEL)
     ids = patient.encoder.encode(text)
     length = _up_to_cut(patient, text, at, ids) if case.cut else _up_to_stop(patient, text, at, ids)
     if length is None:
-        return _without_render(patient, case, "no token ends the model's turn in it")
+        return _without_render(patient, case, "not compared", "no token ends the model's turn")
     try:
         made = patient.template.bridge(ids[:length], case.new, TOOLS)
     except TemplateError as error:
@@ -129,13 +135,13 @@ def _compare(patient: Patient, case: Case) -> Result:
     return Result("differs", ", the bridge with ".join(shown))
 
 
-def _without_render(patient: Patient, case: Case, why: str) -> Result:
+def _without_render(patient: Patient, case: Case, outcome: Outcome, why: str) -> Result:
     last = patient.traits.close.token
     try:
         patient.template.bridge([] if last is None else [last], case.new, TOOLS)
     except TemplateError as error:
         return Result("refused", short(str(error)))
-    return Result("no render", why)
+    return Result(outcome, why)
 
 
 def _up_to_stop(patient: Patient, text: str, at: int, ids: list[int]) -> int | None:

@@ -102,6 +102,7 @@ def _findings(patient: Patient, results: dict[str, bridges.Result]) -> Iterator[
     yield from turns.check_history(patient)
     yield from thoughts.check_thinking(patient)
     yield from turns.check_marks(patient)
+    yield from turns.check_said(patient)
     yield from turns.check_texts(patient)
 
 

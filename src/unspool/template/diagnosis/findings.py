@@ -40,7 +40,8 @@ class Diagnosis:
         stop_tokens: texts of the tokens that end a turn.
         switches: variables that the template reads beside the conversation.
         bridges: by scenario `"exact"`, `"differs"`, `"refused"` (there is no bridge) or `"no render"` (there is a
-            bridge, and the template refuses the whole conversation, so nothing can be compared).
+            bridge, and the template refuses the whole conversation) or `"not compared"` (no token in the render ends
+            the model's turn, or the turn is not in it).
     """
 
     name: str

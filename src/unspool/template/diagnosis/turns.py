@@ -129,6 +129,21 @@ def check_history(patient: Patient) -> Iterator[Finding]:
     yield Finding("history", "ok", "prefix_stable", "each render begins with the one before it")
 
 
+def check_said(patient: Patient) -> Iterator[Finding]:
+    """Whether what users and the system message say stands in the prompt at all."""
+    if not patient.shows([patient.user(WORD)], WORD, prompt=True):
+        yield Finding(
+            "texts", "broken", "drops_user", "it leaves out what users say, or a part of it, so the model is not asked",
+            _OWN,
+        )  # fmt: skip
+    rendered = patient.try_render([{**patient.user(WORD), "role": "system"}, patient.user()])
+    if rendered is not None and WORD not in rendered:
+        yield Finding(
+            "texts", "note", "drops_system", "it leaves out what system messages say, silently",
+            "say it in the first user message, or pass another chat_template=",
+        )  # fmt: skip
+
+
 def check_texts(patient: Patient) -> Iterator[Finding]:
     """Whether control text stays text, and contents stay as they are."""
     template = patient.template
@@ -144,11 +159,12 @@ def check_texts(patient: Patient) -> Iterator[Finding]:
                 "take such strings out of what users and tools say",
             )  # fmt: skip
     padded = f"  {WORD}\n\n"
-    lost = ["users"] if not patient.shows([patient.user(padded)], padded) else []
+    asked = patient.try_render([patient.user(padded)], prompt=False) or ""
+    lost = ["users"] if WORD in asked and padded not in asked else []
     if patient.traits.tool_role and patient.plain is None:
         turn = patient.asked() if patient.renders_calls else patient.said()
         rendered = patient.try_render([patient.user(), turn, patient.answer(padded)]) or ""
-        if padded not in rendered and repr(padded)[1:-1] not in rendered:
+        if WORD in rendered and padded not in rendered and repr(padded)[1:-1] not in rendered:
             lost.append("tools")
     if lost:
         yield Finding(
