@@ -144,3 +144,8 @@ def failure(row: Row, error: Exception) -> EngineError:
     )
     told.__cause__ = error
     return told
+
+
+def closed() -> EngineError:
+    """What whoever waits for a row of an engine that ends is told."""
+    return EngineError("the engine was closed; call start() before generating again")

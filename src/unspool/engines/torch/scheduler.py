@@ -31,10 +31,9 @@ from torch import Tensor
 from unspool.engines.torch.batch import Batch, Newcomer
 from unspool.engines.torch.kept import KeptCaches
 from unspool.engines.torch.model import Model
-from unspool.engines.torch.row import Row, failure
+from unspool.engines.torch.row import Row, closed, failure
 from unspool.engines.torch.sampling import SamplingPlan
 from unspool.engines.torch.step import plan_for, sample
-from unspool.types import EngineError
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +94,7 @@ class Scheduler:
                 self._waiting.append(row)
                 self._wake.notify()
                 return
-        row.fail(_closed())
+        row.fail(closed())
 
     def cancel(self, row: Row) -> None:
         """Let the row leave before the next forward pass."""
@@ -111,7 +110,7 @@ class Scheduler:
                 self._commands.append((work, future))
                 self._wake.notify()
                 return future
-        future.set_exception(_closed())
+        future.set_exception(closed())
         return future
 
     def pause(self) -> Future[Any]:
@@ -290,8 +289,16 @@ class Scheduler:
     # function must not become a tensor that no backward pass can use. On a real model neither is faster.
     @torch.no_grad()
     def _keep(self, indices: list[int]) -> None:
-        self._batch.keep(indices)
+        rows = [self._batch.rows[i] for i in indices]
         self._plan = None
+        try:
+            self._batch.keep(indices)
+        except torch.OutOfMemoryError as error:
+            traceback.clear_frames(error.__traceback__)
+            _log.warning("memory ran out: the rows that run, and what was kept between turns, are computed anew")
+            self._clear()
+            self.kept.clear()
+            self._requeue(rows)
 
     def _clear(self) -> None:
         self._batch.clear()
@@ -318,12 +325,19 @@ class Scheduler:
         running, self._batch = self._batch, Batch(self._model)
         try:
             self._take(self._batch.prefill(newcomers), plan_for(rows, self._model.device))
-            running.join(self._batch)
         except Exception as error:
             self._batch = running
             self._isolate(rows, error)
-        self._batch = running
+            return
+        joined, self._batch = self._batch, running
         self._plan = None
+        try:
+            running.join(joined)
+        except Exception as error:
+            rows = [*running.rows, *joined.rows]
+            joined.clear()
+            self._clear()  # of some layers it may hold the cache of all rows, of others not
+            self._isolate(rows, error)
 
     @torch.no_grad()
     def _decode(self) -> None:
@@ -345,17 +359,17 @@ class Scheduler:
             self._keep(live)
 
     def _isolate(self, rows: list[Row], error: Exception) -> None:
-        """After a failed forward pass: a row that was alone in it fails; several are tried again with less company."""
+        """After a failed pass: a row that was alone fails; others, and where memory is short those beside running rows,
+        are tried again with less company."""
         traceback.clear_frames(error.__traceback__)  # they hold tensors; memory may be what was short
         rows = [row for row in rows if not row.done]
         short = isinstance(error, torch.OutOfMemoryError)
         if short and len(self.kept):
             _log.warning("memory ran out: what was kept between turns is dropped")
             self.kept.clear()
-            with self._wake:
-                self._waiting.extendleft(sorted(rows, key=lambda row: row.order, reverse=True))
+            self._requeue(rows)
             return
-        if len(rows) < 2:
+        if not rows or (len(rows) == 1 and not (short and self._batch.rows)):
             for row in rows:
                 row.fail(failure(row, error))
             return
@@ -368,8 +382,7 @@ class Scheduler:
             _log.warning("a forward pass of %d rows failed (%s): they are run one by one", len(rows), error)
             for row in rows:
                 row.alone = True
-        with self._wake:
-            self._waiting.extendleft(sorted(rows, key=lambda row: row.order, reverse=True))
+        self._requeue(rows)
 
     def _shut_down(self) -> None:
         with self._wake:
@@ -380,11 +393,7 @@ class Scheduler:
         self._batch.clear()
         self.kept.clear()
         for row in rows:
-            row.fail(_closed())
+            row.fail(closed())
         for _, future in commands:
             if future.set_running_or_notify_cancel():
-                future.set_exception(_closed())
-
-
-def _closed() -> EngineError:
-    return EngineError("the engine was closed; call start() before generating again")
+                future.set_exception(closed())
