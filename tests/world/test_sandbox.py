@@ -35,9 +35,18 @@ def means(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(params=WORKING[:1])
+def any_means(request: pytest.FixtureRequest) -> str:
+    """For what is the same by whichever means."""
+    return str(request.param)
+
+
 def answer(means: str, code: str, **options: object) -> str:
-    """What the model reads; an error also has to be an entry with the same words."""
-    manager = ToolManager([PythonTool(isolation=means, **options)])  # type: ignore[arg-type]
+    """What the model reads; an error also has to be an entry with the same words.
+
+    Where time is not what is tried, there is enough of it for a machine that is busy with other tests.
+    """
+    manager = ToolManager([PythonTool(isolation=means, **{"timeout": 60.0, **options})])  # type: ignore[arg-type]
     message = Message("", tool_calls=[ToolCall("python", {"code": code}, id="c1")])
     step = asyncio.run(manager.step(message))
     content = step.messages[0]["content"]
@@ -101,7 +110,6 @@ def test_the_first_means_that_works_is_taken() -> None:
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        ("1 + 1", "2"),
         ("print('hi')\nx = 3\nx * 2", "hi\n6"),
         ("x = 1", ""),
         ("", ""),
@@ -109,10 +117,20 @@ def test_the_first_means_that_works_is_taken() -> None:
         ("'a text'", "'a text'"),
         ("def f():\n    return __name__\nf()", "'__main__'"),
         ("import sys\nprint('out')\nprint('err', file=sys.stderr)\nprint('out')", "out\nerr\nout"),
-        ("import sys\nsys.stdin.read()", "''"),
         ("import sys\nprint('done')\nsys.exit(0)", "done"),
         ("import os\nos.write(1, b'\\xff\\xfe')\nNone", "\ufffd\ufffd"),
         ("print('a\\0b\\ud800')", "a\0b\\ud800"),
+    ],
+)
+def test_the_answer_is_what_was_printed_and_the_value_at_the_end(any_means: str, code: str, expected: str) -> None:
+    assert answer(any_means, code) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("1 + 1", "2"),
+        ("import sys\nsys.stdin.read()", "''"),
         ("import threading\nthreading.Thread(target=print, args=('late',)).start()", "late"),
         ("import os\nos.environ.get('HOME'), os.getcwd(), os.listdir()", "('/tmp', '/tmp', [])"),
         ("import multiprocessing as m\nm.get_context('fork').Pool(2).map(abs, [-1, 2])", "[1, 2]"),
@@ -120,7 +138,7 @@ def test_the_first_means_that_works_is_taken() -> None:
         ("import sqlite3, ssl, ctypes, zoneinfo, asyncio\nasyncio.run(asyncio.sleep(0, 'ok'))", "'ok'"),
     ],
 )
-def test_the_answer_is_what_was_printed_and_the_value_at_the_end(means: str, code: str, expected: str) -> None:
+def test_ordinary_uses_of_the_system_work_by_each_means(means: str, code: str, expected: str) -> None:
     assert answer(means, code) == expected
 
 
@@ -150,12 +168,12 @@ def test_the_answer_is_what_was_printed_and_the_value_at_the_end(means: str, cod
         ),
     ],
 )
-def test_a_run_that_ends_badly_says_how(means: str, code: str, expected: str) -> None:
-    assert cause(answer(means, code)).startswith(expected)
+def test_a_run_that_ends_badly_says_how(any_means: str, code: str, expected: str) -> None:
+    assert cause(answer(any_means, code)).startswith(expected)
 
 
-def test_the_traceback_is_that_of_the_code_alone(means: str) -> None:
-    assert answer(means, "def f():\n    return [][1]\nprint('a')\nf()").splitlines() == [
+def test_the_traceback_is_that_of_the_code_alone(any_means: str) -> None:
+    assert answer(any_means, "def f():\n    return [][1]\nprint('a')\nf()").splitlines() == [
         "Error: the code raised IndexError: list index out of range",
         "a",
         "Traceback (most recent call last):",
@@ -168,17 +186,17 @@ def test_the_traceback_is_that_of_the_code_alone(means: str) -> None:
     ]
 
 
-def test_deep_recursion_in_python_and_in_c_ends_the_run_alone(means: str) -> None:
-    assert "RecursionError" in cause(answer(means, "def f(): f()\nf()"))
+def test_deep_recursion_in_python_and_in_c_ends_the_run_alone(any_means: str) -> None:
+    assert "RecursionError" in cause(answer(any_means, "def f(): f()\nf()"))
     deep = "import sys\nsys.setrecursionlimit(10**9)\ng = []\nfor _ in range(10**5): g = [g]\nrepr(g)"
-    assert cause(answer(means, deep)).startswith("Error: the code")
+    assert cause(answer(any_means, deep)).startswith("Error: the code")
 
 
-def test_code_that_cannot_be_code_is_refused_without_a_run(means: str) -> None:
-    assert answer(means, "'\ud800'") == "Error: the code cannot be read: character 1 is U+D800, half of a pair"
-    assert answer(means, "#" * 10_000_000) == "Error: the code is 10000000 characters long; at most 1000000 are run"
-    assert answer(means, "x = 1\n" + "#" * 900_000) == ""
-    assert "source code string cannot contain null bytes" in cause(answer(means, "x\0y"))
+def test_code_that_cannot_be_code_is_refused_without_a_run(any_means: str) -> None:
+    assert answer(any_means, "'\ud800'") == "Error: the code cannot be read: character 1 is U+D800, half of a pair"
+    assert answer(any_means, "#" * 10_000_000) == "Error: the code is 10000000 characters long; at most 1000000 are run"
+    assert answer(any_means, "x = 1\n" + "#" * 900_000) == ""
+    assert "source code string cannot contain null bytes" in cause(answer(any_means, "x\0y"))
 
 
 def test_printing_an_error_or_a_verdict_fools_nobody(means: str) -> None:
@@ -199,7 +217,7 @@ def test_an_endless_loop_is_stopped(means: str) -> None:
     assert answer(means, "print('began', flush=True)\nwhile True: pass", timeout=0.5) == (
         "Error: the code ran longer than 0.5 s and was stopped\nbegan"
     )
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 def test_ignoring_signals_in_a_process_of_its_own_helps_nobody(means: str) -> None:
@@ -225,7 +243,7 @@ def test_a_daemon_does_not_outlive_its_run(means: str) -> None:
     )
     began = time.monotonic()
     assert answer(means, code) == "left it"
-    assert time.monotonic() - began < 8  # the daemon holds the output open, and is not waited for
+    assert time.monotonic() - began < 30  # the daemon holds the output open, and is not waited for
 
 
 def test_ten_gigabytes_are_not_given(means: str) -> None:
@@ -292,8 +310,8 @@ def test_endless_output_is_stopped(means: str) -> None:
     assert cause(answer(means, "import os\nwhile True: os.write(2, b'\\0' * 65536)")) == cause(text)
 
 
-def test_long_output_is_cut_for_the_model_as_any_tools(means: str) -> None:
-    manager = ToolManager([PythonTool(isolation=means, max_chars=200)])
+def test_long_output_is_cut_for_the_model_as_any_tools(any_means: str) -> None:
+    manager = ToolManager([PythonTool(isolation=any_means, max_chars=200)])
     text = manager("python", {"code": "print('x' * 100_000)"})
     assert 190 < len(text) <= 200
     assert "characters left out" in text
@@ -302,10 +320,10 @@ def test_long_output_is_cut_for_the_model_as_any_tools(means: str) -> None:
 def test_a_fork_bomb_goes_off_in_a_small_room(means: str) -> None:
     many = "Error: the code raised BlockingIOError: [Errno 11] Resource temporarily unavailable"
     expected = f"{many} (the code may have at most 8 processes and threads at once)"
-    assert cause(answer(means, "import os\nwhile True: os.fork()", max_processes=8, timeout=20)) == expected
+    assert cause(answer(means, "import os\nwhile True: os.fork()", max_processes=8)) == expected
     patient = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
-    stopped = "Error: the code ran longer than 1 s and was stopped"
-    assert answer(means, patient, max_processes=8, timeout=1) == stopped
+    stopped = "Error: the code ran longer than 0.5 s and was stopped"
+    assert answer(means, patient, max_processes=8, timeout=0.5) == stopped
     counted = (
         "import os, time\nn = 1\n"
         "try:\n"
@@ -510,24 +528,20 @@ def test_no_socket_reaches_anything(means: str) -> None:
                 listener.accept()
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import os\nos.kill(os.getppid(), 9)",
-        "import os\nos.kill(1, 15)",
-        "import os\nos.kill(-1, 9)",
-        "import os\nos.kill({pid}, 9)",
-        "import os\nos.killpg({pid}, 9)",
-    ],
-)
-def test_the_parent_cannot_be_signalled(means: str, code: str) -> None:
-    text = cause(answer(means, code.replace("{pid}", str(os.getpid()))))
-    assert text.startswith(
-        (
-            "Error: the code raised PermissionError: [Errno 1] Operation not permitted (the sandbox",
-            "Error: the code raised ProcessLookupError: [Errno 3] No such process",
-        )
+def test_the_parent_cannot_be_signalled(means: str) -> None:
+    code = (
+        "import os\n"
+        f"for kill, pid, number in ((os.kill, os.getppid(), 9), (os.kill, 1, 15), (os.kill, -1, 9), "
+        f"(os.kill, {os.getpid()}, 9), (os.killpg, {os.getpid()}, 9)):\n"
+        "    try: print(kill(pid, number))\n"
+        "    except (PermissionError, ProcessLookupError): print('refused')\n"
+        "os.kill(os.getppid(), 9)"
     )
+    told = answer(means, code).splitlines()
+    assert told[0] == (
+        "Error: the code raised PermissionError: [Errno 1] Operation not permitted (the sandbox does not allow it)"
+    )
+    assert told[1:6] == ["refused"] * 5
 
 
 def test_calls_that_reach_around_the_sandbox_or_to_its_supervisor_are_refused(means: str) -> None:
@@ -717,29 +731,30 @@ def test_calls_from_several_threads_and_loops_at_once(means: str) -> None:
 
 
 def test_waiting_for_a_turn_does_not_count_as_running(means: str) -> None:
-    manager = ToolManager([PythonTool(isolation=means, timeout=3, concurrency=1)], timeout=1.0)
+    manager = ToolManager([PythonTool(isolation=means, timeout=30, concurrency=1)], timeout=0.5)
 
     async def several() -> list[str]:
         return await asyncio.gather(
-            *(manager.call("python", {"code": "import time\ntime.sleep(0.4)\n'ok'"}) for _ in range(4))
+            *(manager.call("python", {"code": "import time\ntime.sleep(0.2)\n'ok'"}) for _ in range(4))
         )
 
     assert asyncio.run(several()) == ["'ok'"] * 4
 
 
 @isolated
-def test_fifty_episodes_with_code_of_every_kind() -> None:
+@pytest.mark.parametrize(("episodes", "timeout"), [(5, 3.0), pytest.param(50, 8.0, marks=pytest.mark.slow)])
+def test_episodes_with_code_of_every_kind(episodes: int, timeout: float) -> None:
     template = small_template()
     codes = ["print(6 * 7)", "1 / 0", "import os\nos.kill(os.getppid(), 9)", "import time\ntime.sleep(600)"]
-    manager = ToolManager([PythonTool(timeout=5.0, concurrency=50)])
+    manager = ToolManager([PythonTool(timeout=timeout, concurrency=episodes)])
     engines = says(template, *(call("python", code=code) for code in codes), "done")
     rollout = MultiTurnRollout(engines, template, manager, max_turns=7, limits=Limits(max_turns=7), progress=False)
-    results = rollout([{"messages": [{"role": "user", "content": f"{n}"}]} for n in range(50)])
+    results = rollout([{"messages": [{"role": "user", "content": f"{n}"}]} for n in range(episodes)])
     told = [
         "42",
         "Error: the code raised ZeroDivisionError",
         "Error: the code raised PermissionError",
-        "Error: the code ran longer than 5 s",
+        f"Error: the code ran longer than {timeout:g} s",
     ]
     for result in results:
         assert result["stop_reason"] == "stop", result["error"]
