@@ -7,6 +7,7 @@ when time is up it is cancelled, given a moment to end, and left behind if it do
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable
 from typing import Any, TypeVar
@@ -39,8 +40,10 @@ class Deadline:
 
         Raises:
             TimeUpError: it was not done by then.
+            RuntimeError: the work raised SystemExit, which out of a task would stop the whole loop.
         """
-        task = asyncio.ensure_future(work)
+        own: asyncio.Future[T] | None = work if isinstance(work, asyncio.Future) else None
+        task = asyncio.ensure_future(_without_exit(work)) if own is None else own
         try:
             await asyncio.wait({task}, timeout=max(0.0, self._end - time.monotonic()))
         except asyncio.CancelledError:
@@ -50,6 +53,15 @@ class Deadline:
             return task.result()
         await _cancel(task)
         raise TimeUpError(f"{self._whose} took longer than its {self._seconds} s")
+
+
+async def _without_exit(work: Awaitable[T]) -> T:
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise  # a person's
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:

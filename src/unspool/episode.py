@@ -244,7 +244,9 @@ class _Drive:
         finished["turns"], episode.reward = len(episode.turns), None
         try:
             episode.reward = await self.hold(evaluating(finished))
-        except Exception as error:
+        except BaseException as error:
+            if is_from_outside(error, self.task):
+                raise
             logger.debug("an episode could not be evaluated", exc_info=error)
             episode.reward_error = f"{type(error).__name__}: {error}"
 
@@ -382,7 +384,7 @@ class _Drive:
 async def _close(world: LiveWorld) -> None:
     try:
         await Deadline(_CLOSING, f"closing {type(world).__name__}").hold(world.close())
-    except (Exception, SystemExit, asyncio.CancelledError) as error:
+    except (Exception, SystemExit, asyncio.CancelledError, GeneratorExit) as error:
         logger.warning("a world was not closed: %s: %s", type(error).__name__, error)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from typing import Any
 
 import pytest
 
-from tests.small import call, rollout, script, user
+from tests.small import call, rollout, script, small_template, user
 from tests.world.envs_for_tests import CountEnv, GuessEnv
-from unspool import Env, EnvTool, EnvWorld, StepResult, TextEnv, ToolManager
+from unspool import Env, EnvTool, EnvWorld, StepResult, TextEnv, TokenPolicy, ToolManager, run_episode
 from unspool.types import InvalidTypeError, InvalidValueError
 
 
@@ -191,6 +192,51 @@ def test_an_evaluation_that_fails_is_said_and_gives_no_reward() -> None:
     [out] = rollout(script(guess(7)), Judged)([user("Play.")])
     assert (out["stop_reason"], out["error"], out["reward_error"]) == ("env_done", None, "ValueError: no judge")
     assert "reward" not in out
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, GeneratorExit, SystemExit, StopAsyncIteration])
+def test_whatever_an_evaluation_raises_is_said(kind: type[BaseException], timeout: float | None) -> None:
+    class Judged(GuessEnv):
+        async def evaluate(self, trajectories: list[Any], **kwargs: Any) -> list[float]:  # type: ignore[override]
+            await asyncio.sleep(0)
+            raise kind("no judge")
+
+    [out] = rollout(script(guess(7)), lambda: EnvWorld(Judged(), timeout=timeout))([user("Play.")])
+    assert (out["stop_reason"], out["error"]) == ("env_done", None)
+    assert out["reward_error"].endswith(f"{kind.__name__}: no judge")
+    assert "reward" not in out
+
+
+async def test_a_cancellation_during_the_evaluation_is_the_episodes() -> None:
+    judging = asyncio.Event()
+
+    class Judged(GuessEnv):
+        async def evaluate(self, trajectories: list[Any], **kwargs: Any) -> list[float]:  # type: ignore[override]
+            judging.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    env = Judged()
+    policy = TokenPolicy(script(guess(7)), small_template())
+    task = asyncio.ensure_future(run_episode(policy, env, messages=user("Play.")["messages"]))
+    await judging.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert env.noted.closed == 1
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, GeneratorExit, SystemExit])
+def test_a_step_that_raises_what_is_no_exception_costs_its_own_episode(kind: type[BaseException]) -> None:
+    class Raises(CountEnv):
+        async def act(self, text: str) -> StepResult:
+            raise kind("gone")
+
+    bad, good = rollout(script("done"), [Raises, CountEnv])([user("a"), user("b")])
+    assert bad["stop_reason"] == "api_error"
+    assert bad["error"].endswith(f"{kind.__name__}: gone")
+    assert good["stop_reason"] == "env_done"
 
 
 def test_a_failed_episode_is_not_evaluated() -> None:

@@ -213,6 +213,25 @@ def test_closing_that_fails_changes_nothing_but_the_log(caplog: pytest.LogCaptur
     assert "a world was not closed: OSError: broken in close" in caplog.text
 
 
+@pytest.mark.parametrize("kind", [GeneratorExit, SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize("sync", [True, False])
+def test_closing_that_raises_what_is_no_exception_is_logged(
+    kind: type[BaseException], sync: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Here(GuessEnv):
+        def close(self) -> None:
+            raise kind("broken")
+
+    class There(GuessEnv):
+        async def close(self) -> None:  # type: ignore[override]
+            raise kind("broken")
+
+    [out] = rollout(script(call("guess", number=7)), Here if sync else There)([user("Play.")])
+    assert (out["stop_reason"], out["error"], out["reward"]) == ("env_done", None, 1.0)
+    assert "a world was not closed: " in caplog.text
+    assert f"{kind.__name__}: broken" in caplog.text
+
+
 def test_closing_that_hangs_is_given_up(gate: threading.Event, caplog: pytest.LogCaptureFixture) -> None:
     class Hangs(GuessEnv):
         def close(self) -> None:
