@@ -75,6 +75,24 @@ def test_a_configuration_is_left_as_it_was_after_a_failure_too(name: str) -> Non
     assert config._attn_implementation == name
 
 
+def test_what_somebody_else_chooses_meanwhile_stays() -> None:
+    model = tiny_llama()
+    with without_copies(model.config):
+        model.set_attn_implementation("eager")
+    assert model.config._attn_implementation == "eager"
+
+
+def test_a_forward_pass_beside_the_engines_has_the_same_values_at_padding_too() -> None:
+    model = tiny_llama()
+    ids = torch.tensor([[1, 2, 3, 4, 5], [0, 0, 1, 2, 3]])
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+    with torch.no_grad():
+        plain = model(ids, attention_mask=mask).logits
+        with without_copies(model.config):
+            ours = model(ids, attention_mask=mask).logits
+    torch.testing.assert_close(ours, plain, atol=1e-4, rtol=1e-4)
+
+
 async def test_a_model_is_left_with_its_own_attention() -> None:
     model = tiny_llama()
     async with TorchEngine(model) as engine:

@@ -6,8 +6,9 @@ which a batch with padding always has: on a CPU up to half of a decoding step's 
 stand under each other as rows of one head. And torch's CPU kernel turns a boolean mask into one to be added, anew in
 each layer, which behind a long conversation takes as long as the attention: here that is done once a forward pass.
 
-While the engine runs a model whose attention is transformers' "sdpa", it is `NAME`; who uses the module beside the
-engine meanwhile gets the same values.
+During a forward pass of the engine the configuration of a model whose attention is transformers' "sdpa" says `NAME`. A
+forward pass of somebody else beside it gets the same values; a copy or a pickle of the module that is made meanwhile
+keeps the name, which only a process with this module knows. What somebody else sets meanwhile stays.
 """
 
 from __future__ import annotations
@@ -68,11 +69,14 @@ def shared_heads(
 
 
 def added_mask(*sizes: Any, dtype: torch.dtype = torch.float32, **options: Any) -> Tensor | None:
-    """transformers' mask for torch's attention; on a CPU 0 and the least number of `dtype`, to be added to scores."""
+    """transformers' mask for torch's attention; on a CPU 0 and minus infinity, as torch's own kernel makes it.
+
+    So a position that sees nothing, which is padding, gets the value that torch gives it.
+    """
     mask: Tensor | None = sdpa_mask(*sizes, dtype=dtype, **options)
     if mask is None or mask.device.type != "cpu":
         return mask
-    return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, float("-inf"))
 
 
 AttentionInterface.register(NAME, shared_heads)
@@ -89,4 +93,5 @@ def without_copies(config: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        config._attn_implementation = _PLAIN
+        if config._attn_implementation == NAME:  # else somebody has chosen another one meanwhile
+            config._attn_implementation = _PLAIN
