@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import pickle
 from typing import Any
 
@@ -293,6 +294,13 @@ def test_a_tool_of_an_environment_can_be_called_by_hand_and_pickles() -> None:
     again = pickle.loads(pickle.dumps(EnvTool.from_env(GuessEnv(5))[0]))
     assert again("guess", {"number": 5}) == "right"
     assert again.info() == tool.info()
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda tool: pickle.loads(pickle.dumps(tool))])
+def test_a_copy_of_a_tool_has_all_that_it_was_given(again: Any) -> None:
+    tool = EnvTool(GuessEnv(5), "guess", "Guess.", {"type": "object"}, timeout=2.5, max_chars=150)
+    other = again(tool)
+    assert (other.info(), other.timeout, other.max_chars, other.env.number) == (tool.info(), 2.5, 150, 5)
 
 
 def test_an_environment_without_tools_takes_any_arguments() -> None:

@@ -86,6 +86,37 @@ def test_calls_go_to_the_tools_and_the_user_sees_none_of_them() -> None:
     ]
 
 
+def test_calls_without_tools_are_answered_all_the_same() -> None:
+    heard: list[str] = []
+
+    def says(seen: list[dict[str, Any]]) -> str:
+        heard.append(seen[-1]["content"])
+        return "###STOP###"
+
+    [out] = rollout(script(CALC + "\n" + CALC, "It is 19."), UserSimulator(says))([user("12 + 7?")])
+    assert [role for role, _ in roles(out)] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert {text for role, text in roles(out) if role == "tool"} == {
+        "Error: there is no tool named 'calculator'; no tools are available"
+    }
+    assert [failure["kind"] for failure in out["tool_errors"]] == ["unknown_tool"] * 2
+    assert (heard, out["stop_reason"]) == (["It is 19."], "env_done")
+
+
+@pytest.mark.parametrize(
+    ("stop", "error"),
+    [("", InvalidValueError), (3, InvalidTypeError), (b"x", InvalidTypeError), (["x"], InvalidTypeError)],
+)
+def test_a_stop_that_stops_nothing_or_everything_is_refused(stop: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"stop must be a text that is not empty.* give None for no stop"):
+        UserSimulator(lambda seen: "x", stop=stop)
+
+
+def test_without_a_stop_only_the_number_of_messages_ends_it() -> None:
+    world = UserSimulator(lambda seen: "###STOP###", stop=None, max_turns=2)
+    [out] = rollout(script("x"), world)([user("Hi")])
+    assert (out["turns"], roles(out)[-1]) == (2, ("user", "###STOP###"))
+
+
 def test_a_predicate_may_say_when_it_is_over() -> None:
     [out] = rollout(script("x"), UserSimulator(lambda seen: "bye", stop=lambda text: text == "bye"))([user("Hi")])
     assert (out["stop_reason"], roles(out)[-1]) == ("env_done", ("user", "bye"))

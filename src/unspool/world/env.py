@@ -186,10 +186,9 @@ class EnvTool(Tool):
         return run_sync(self._state(**arguments)).observation
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_env_tool, (type(self), self.env, self.name, self.description, dict(self.parameters), self.timeout))
+        limits = {"timeout": self.timeout, "max_chars": self.max_chars}
+        return (_env_tool, (type(self), (self.env, self.name, self.description, dict(self.parameters)), limits))
 
 
-def _env_tool(
-    kind: type[EnvTool], env: Env, name: str, about: str, parameters: dict[str, Any], timeout: float | None
-) -> EnvTool:
-    return kind(env, name, about, parameters, timeout=timeout)
+def _env_tool(kind: type[EnvTool], about: tuple[Any, ...], limits: dict[str, Any]) -> EnvTool:
+    return kind(*about, **limits)

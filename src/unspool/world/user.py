@@ -15,6 +15,7 @@ from unspool.policy.protocol import Policy
 from unspool.threads import run_in_thread
 from unspool.types import (
     InvalidTypeError,
+    InvalidValueError,
     Message,
     MessageDict,
     SamplingParams,
@@ -24,6 +25,7 @@ from unspool.types import (
     is_count,
 )
 from unspool.world.env_calls import is_async
+from unspool.world.manager import ToolManager
 from unspool.world.player import PolicyPlayer
 from unspool.world.protocol import LiveWorld, Step, World
 
@@ -61,6 +63,12 @@ class UserSimulator:
         check_value("max_turns", max_turns, lambda v: v is None or is_count(v), "at least 1, or None for no limit")
         if tools is not None and (isinstance(tools, type) or not isinstance(tools, World)):
             raise InvalidTypeError(f"tools must be a ToolManager or another World, not {tools!r:.80}")
+        if not (stop is None or callable(stop) or (isinstance(stop, str) and stop)):
+            kind = InvalidValueError if isinstance(stop, str) else InvalidTypeError
+            raise kind(
+                f"stop must be a text that is not empty, or a predicate of what the user says, not {stop!r:.80}; "
+                "give None for no stop, or leave it out for the usual one"
+            )
         if not hasattr(user, "extend") and not callable(user):
             raise InvalidTypeError(f"user must be a policy, or a function of the conversation, not {user!r:.80}")
         self.max_turns = max_turns
@@ -118,9 +126,9 @@ class UserSimulator:
         return True
 
     async def step(self, message: Message) -> Step:
-        """The tools' answers to a turn with calls, the user's to one without."""
-        if message.tool_calls and self.tools is not None:
-            return await self.tools.step(message)
+        """The tools' answers to a turn with calls (without tools: that there are none), the user's to one without."""
+        if message.tool_calls:
+            return await (self.tools if self.tools is not None else ToolManager()).step(message)
         return await self._answer(message.content)
 
     async def _answer(self, text: str) -> Step:
