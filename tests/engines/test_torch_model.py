@@ -1,4 +1,4 @@
-"""Models that do not fill the cache they are given, and modules that a trainer puts into train mode."""
+"""Models that do not fill the cache they are given, those with longrope, and modules put into train mode meanwhile."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -102,6 +104,37 @@ async def test_a_model_that_fills_no_cache_is_fed_whole_rows_and_gives_the_same_
         assert answer.logprobs == pytest.approx(rescored(model, one, answer), abs=1e-4)
     [warning] = [record.getMessage() for record in caplog.records]
     assert "OwnCacheModel does not fill the cache" in warning
+
+
+# --------------------------------------------------------------------------- positions
+
+
+async def test_longrope_is_served_up_to_where_the_longest_row_would_change_the_others() -> None:
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 97}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.5}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [12.0] * 4}
+    config = Phi3Config(
+        **shape,
+        **heads,
+        pad_token_id=0,
+        eos_token_id=None,
+        max_position_embeddings=1024,
+        original_max_position_embeddings=48,
+        rope_parameters={**rope, "original_max_position_embeddings": 48, "partial_rotary_factor": 1.0},
+    )
+    model = Phi3ForCausalLM(config).eval()
+    short = GenerateRequest([1, 2, 3], SamplingParams(max_tokens=60), seed=1)
+    long = GenerateRequest([4] * 40, SamplingParams(max_tokens=60), seed=2)
+    async with TorchEngine(model) as engine:
+        assert engine.context_length == 48
+        alone = await engine.generate(short)
+        beside, full = await asyncio.gather(engine.generate(short), engine.generate(long))
+        with pytest.raises(EngineError, match="no room in the model's context of 48"):
+            await engine.generate(GenerateRequest([4] * 48, SamplingParams(max_tokens=1)))
+    assert (len(beside.tokens), len(full.tokens), full.stop_reason) == (45, 8, "length")
+    assert beside.tokens == alone.tokens
+    assert beside.logprobs == pytest.approx(rescored(model, short, beside), abs=1e-4)
 
 
 # --------------------------------------------------------------------------- train mode

@@ -49,8 +49,9 @@ class TorchEngine(EngineBase):
     `prompt_logprobs` are not given: a request that asks for them is refused.
 
     Args:
-        model: a causal language model. It is used as it is, not copied; a trainer may share it, and must hold the
-            engine (`pause`) while it changes the weights, then say so (`update_weights(model)`).
+        model: a causal language model, with one engine. It is used as it is, not copied; a trainer may share it, and
+            must hold the engine (`pause`) for each forward and backward pass of its own and while it changes the
+            weights, then say so (`update_weights(model)`).
         device: where to move the model; None: leave it where it is.
         tokenizer: needed for stop strings only.
         max_batch_tokens: most tokens, padding included, in one forward pass and its cache.
@@ -342,8 +343,18 @@ def _check_kind(model: torch.nn.Module) -> None:
 
 
 def _context_length(model: torch.nn.Module) -> int | None:
-    value = getattr(_text_config(model), "max_position_embeddings", None)
-    return int(value) if value else None
+    """The model's own; with "longrope" the part of it in which a row's values do not hang on who is beside it.
+
+    Beyond, the longest row of a batch decides the rotation of all, and what is cached has that of an earlier step.
+    """
+    config = _text_config(model)
+    value = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    lengths = [int(value)] if value else []
+    for kind in (rope, *(part for part in rope.values() if isinstance(part, dict))):  # some have one a kind of layer
+        if kind.get("rope_type") == "longrope" and kind.get("original_max_position_embeddings"):
+            lengths.append(int(kind["original_max_position_embeddings"]))
+    return min(lengths, default=None)
 
 
 def _vocabulary(model: torch.nn.Module) -> int:
