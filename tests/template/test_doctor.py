@@ -224,6 +224,7 @@ def test_what_is_not_there_is_not_said_to_be_trimmed() -> None:
     assert small(GOOD.replace(ALONE["drops_user"][0], cut)).codes == ("drops_user",)
     old, new, _ = ALONE["drops_system"]
     assert small(GOOD.replace(old, new)).codes == ("drops_system",)
+    assert small(GOOD.replace(old, new), tools=False).codes == (), "this one drops them where there are tools"
 
 
 def test_a_template_that_refuses_nothing_is_not_said_to_refuse() -> None:

@@ -69,7 +69,7 @@ def doctor(
 def _examine(name: str, template: ChatTemplate, tools: bool) -> Diagnosis:
     patient = Patient(template)
     results: dict[str, bridges.Result] = {}
-    findings = tuple(_findings(patient, results))
+    findings = tuple(_findings(patient, results, tools))
     if not tools:
         findings = tuple(
             replace(finding, level="note") if finding.level == "broken" and _is_of_tools(finding) else finding
@@ -85,7 +85,7 @@ def _examine(name: str, template: ChatTemplate, tools: bool) -> Diagnosis:
     )
 
 
-def _findings(patient: Patient, results: dict[str, bridges.Result]) -> Iterator[Finding]:
+def _findings(patient: Patient, results: dict[str, bridges.Result], tools: bool) -> Iterator[Finding]:
     if patient.try_render([patient.user()]) is None:
         said = patient.refusal([patient.user()]) or ""
         text = f"the template does not render a conversation of one user message: {said}"
@@ -102,7 +102,7 @@ def _findings(patient: Patient, results: dict[str, bridges.Result]) -> Iterator[
     yield from turns.check_history(patient)
     yield from thoughts.check_thinking(patient)
     yield from turns.check_marks(patient)
-    yield from turns.check_said(patient)
+    yield from turns.check_said(patient, tools)
     yield from turns.check_texts(patient)
 
 

@@ -129,14 +129,14 @@ def check_history(patient: Patient) -> Iterator[Finding]:
     yield Finding("history", "ok", "prefix_stable", "each render begins with the one before it")
 
 
-def check_said(patient: Patient) -> Iterator[Finding]:
-    """Whether what users and the system message say stands in the prompt at all."""
-    if not patient.shows([patient.user(WORD)], WORD, prompt=True):
+def check_said(patient: Patient, tools: bool) -> Iterator[Finding]:
+    """Whether what users and the system message say stands in the prompt at all, which has tools or not."""
+    if WORD not in (patient.try_render([patient.user(WORD)], tools=tools) or ""):
         yield Finding(
             "texts", "broken", "drops_user", "it leaves out what users say, or a part of it, so the model is not asked",
             _OWN,
         )  # fmt: skip
-    rendered = patient.try_render([{**patient.user(WORD), "role": "system"}, patient.user()])
+    rendered = patient.try_render([{**patient.user(WORD), "role": "system"}, patient.user()], tools=tools)
     if rendered is not None and WORD not in rendered:
         yield Finding(
             "texts", "note", "drops_system", "it leaves out what system messages say, silently",
