@@ -2,32 +2,47 @@
 
 The environment has the extensions, filters and globals that chat templates are written for, in a sandbox that cannot
 change what it is given. A test renders every template at hand both ways. What a template raises becomes a
-`TemplateError` with the template's own message.
+`TemplateError` with the template's own message, and so does a render that grows beyond what its messages can need. A
+template that loops and writes nothing is not stopped.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
 import jinja2
 from jinja2 import meta, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import LoopContext
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from unspool.types import MessageDict, TemplateError, ToolInfo
 
 _DICT_NAMES = frozenset(dir(dict))
 _LOOP_NAMES = frozenset(("index", "index0", "first", "last", "length", "revindex", "revindex0", "previtem", "nextitem"))
+_MOST = 1_000_000
+"""Characters that a template may write, or make by repeating, without as much being given to it."""
+_A_PIECE = 8
+"""What each piece that it writes counts for beside its characters, so that endless writing of nothing ends soon."""
+_TIMES = 20
+"""How often it may write what it is given: some templates write a text twice, and escapes make it longer."""
 
 
 class _Environment(ImmutableSandboxedEnvironment):
     """The sandbox, with short ways for the two look-ups that chat templates make all the time."""
+
+    intercepted_binops = frozenset(("*", "**"))  # which are not carried out at compile time either
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if _size(operator, left, right) > _MOST:
+            raise SecurityError(f"the result of {operator} is too large")
+        return super().call_binop(context, operator, left, right)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
@@ -37,6 +52,17 @@ class _Environment(ImmutableSandboxedEnvironment):
         elif kind is LoopContext and attribute in _LOOP_NAMES:
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
+
+
+def _size(operator: str, left: Any, right: Any) -> int:
+    """How large the result is, in items of a text or list or in bits of a whole number; 0 for anything else."""
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length()
+        return bits + right.bit_length() if operator == "*" else bits * max(right, 0)
+    for items, times in ((left, right), (right, left)):
+        if isinstance(items, (str, bytes, list, tuple)) and isinstance(times, int):
+            return len(items) * times
+    return 0
 
 
 class _Generation(Extension):
@@ -107,7 +133,9 @@ class Renderer:
             }
         )
         try:
-            return "".join(template.root_render_func(context))
+            return self._joined(template.root_render_func(context), (messages, tools, self.variables))
+        except TemplateError:
+            raise
         except jinja2.UndefinedError as error:
             raise TemplateError(f"the chat template needs something that the messages lack: {error}") from error
         except jinja2.TemplateError as error:
@@ -115,6 +143,21 @@ class Renderer:
         except Exception as error:  # a template is a program of someone else's: it can fail in any way
             what = f"{type(error).__name__}: {error}"
             raise TemplateError(f"the chat template fails on these messages: {what}") from error
+
+    def _joined(self, pieces: Iterable[str], given: object) -> str:
+        """The text of the pieces, if it comes to an end."""
+        kept, written, most = [], 0, _MOST
+        for piece in pieces:
+            kept.append(piece)
+            written += len(piece) + _A_PIECE
+            if written > most:
+                most = _MOST + _TIMES * len(str(given))
+                if written > most:
+                    raise TemplateError(
+                        "the chat template does not come to an end: it writes far more than these messages need; "
+                        "pass chat_template= with another one"
+                    )
+        return "".join(kept)
 
     def try_render(
         self, messages: Sequence[MessageDict], tools: Sequence[ToolInfo] | None = None, generation_prompt: bool = True
