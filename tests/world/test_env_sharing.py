@@ -82,6 +82,19 @@ def test_a_rollout_whose_maker_always_gives_the_same_fails_all_but_one_episode()
     assert (shared.noted.log, shared.noted.closed) == (["reset", "one", "done"], 1)
 
 
+def test_what_a_maker_gives_too_late_is_closed_unless_another_episode_has_it() -> None:
+    from unspool.world.making import _close
+
+    env, holder = GuessEnv(), Thing()
+    take([env], holder)
+    _close(env)
+    assert is_taken(env)
+    assert env.noted.closed == 0
+    give_back([env], holder)
+    _close(env)
+    assert env.noted.closed == 1
+
+
 def test_copies_are_environments_of_their_own() -> None:
     shared = GuessEnv(7)
     EnvTool.from_env(shared)
