@@ -96,9 +96,17 @@ def binary(root: Path) -> list[str | Path]:
     return [root / "model", "--template", root / "x.jinja"]
 
 
+def unknown_class(root: Path) -> list[str | Path]:
+    (root / "unknown").mkdir()
+    (root / "unknown" / "tokenizer_config.json").write_text('{"tokenizer_class": "Nope"}', encoding="utf-8")
+    return [root / "unknown"]
+
+
 WRONG = {
     "a folder without a tokenizer": (no_tokenizer, "holds no tokenizer .*--template .*chat_template.jinja"),
     "a damaged tokenizer": (damaged, "no tokenizer can be loaded from"),
+    "a class that there is not": (unknown_class, r"instantiate the backend tokenizer from one of: \(1\) a .tokenizers"),
+    "an empty name": (lambda root: [""], "the name '' is empty; give the folder of a tokenizer"),
     "no folder": (lambda root: [root / "nowhere"], "there is no folder .*nowhere"),
     "a bare name that is no folder": (lambda root: ["nowhere"], "there is no folder nowhere"),
     "a file": (lambda root: [root / "bad.jinja"], "bad.jinja is a file"),

@@ -81,6 +81,11 @@ def test_examples_stand_behind_the_system_message_in_their_order() -> None:
     assert with_examples([USER], []) == [USER]
     with pytest.raises(InvalidTypeError, match="put it into a list"):
         with_examples([USER], one)  # type: ignore[arg-type]
+    for wrong, said in ((None, "not NoneType"), ([3], "each a list of messages")):
+        with pytest.raises(InvalidTypeError, match=said):
+            with_examples([USER], wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidTypeError, match="messages must be a list of messages, not NoneType"):
+        with_examples(None, [])  # type: ignore[arg-type]
 
 
 def test_what_is_given_is_not_changed() -> None:

@@ -68,6 +68,8 @@ def _read(file: Path) -> str:
 
 
 def _folder(model: str) -> str:
+    if not model.strip():
+        return model  # `doctor` says what is wrong with it
     path = Path(model)
     if path.is_dir() and not any((path / name).is_file() for name in _TOKENIZERS):
         templates = sorted(path.glob("*.jinja"))

@@ -6,7 +6,7 @@ Messages are never changed in place: what comes back is a new list, with the mes
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from unspool.template.parsers import PARSERS, PlainFormat
@@ -79,11 +79,15 @@ def with_examples(
     messages of a prompt are, so nothing in them is trained.
 
     Raises:
-        InvalidTypeError: `examples` is one conversation rather than a list of them.
+        InvalidTypeError: `examples` is one conversation rather than a list of them, or no list.
     """
+    if not isinstance(examples, Iterable):
+        raise InvalidTypeError(
+            f"examples must be a list of conversations, not {type(examples).__name__}; an empty list for none"
+        )
     shots: list[MessageDict] = []
     for example in examples:
-        if isinstance(example, (str, bytes, Mapping)):
+        if isinstance(example, (str, bytes, Mapping)) or not isinstance(example, Iterable):
             raise InvalidTypeError(
                 "examples must be a list of conversations, each a list of messages: put it into a list"
             )
@@ -128,6 +132,8 @@ def _text(text: object) -> None:
 
 
 def _copied(messages: Sequence[Mapping[str, Any]]) -> list[MessageDict]:
+    if not isinstance(messages, Iterable):
+        raise InvalidTypeError(f"messages must be a list of messages, not {type(messages).__name__}")
     found = []
     for message in messages:
         if not isinstance(message, Mapping):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import warnings
 from typing import Any
 
@@ -83,7 +84,7 @@ def test_a_recipient_makes_a_call_wherever_it_stands(header: str) -> None:
 
 def test_the_models_own_tools_are_calls_by_their_names() -> None:
     call = only("<|channel|>analysis to=python code<|message|>print(1)<|call|>", TOOLS)
-    assert (call.name, call.status, call.arguments) == ("python", "bad_json", "print(1)<|call|>")
+    assert (call.name, call.status, call.arguments) == ("python", "bad_json", "print(1)")
     assert only('<|channel|>commentary to=browser.search<|message|>{"query": "x"}<|call|>').name == "browser.search"
 
 
@@ -134,7 +135,7 @@ def test_arguments_end_where_their_json_ends() -> None:
 )
 def test_what_cannot_be_run_says_why(body: str, status: str, sentence: str) -> None:
     call = only(f"<|channel|>commentary to=functions.f<|message|>{body}")
-    assert (call.name, call.status, call.arguments) == ("f", status, body)
+    assert (call.name, call.status, call.arguments) == ("f", status, body.removesuffix("<|call|>"))
     assert call.error is not None and sentence in call.error
 
 
@@ -146,6 +147,16 @@ def test_a_header_without_its_end_is_reported() -> None:
     assert only("<|channel|>commentary to=functions.f <|constrain|>js").status == "unclosed"
     assert only("<|channel|>commentary to=functions.f<|end|>").status == "bad_json"
     assert only("<|channel|>commentary to=functions.<|message|>{}<|call|>").error is not None
+
+
+def test_the_raw_text_of_a_broken_call_ends_before_its_close() -> None:
+    header = "<|channel|>commentary to=functions.f<|message|>"
+    assert only(f"{header}[1]<|call|>").arguments == "[1]"
+    text = f'{header}{{"x": y}}<|call|>'
+    harmony = PARSERS["harmony"]
+    assert isinstance(harmony, TurnParser)
+    read = harmony.read(text, at={match.start() for match in re.finditer(r"<\|\w+\|>", text)})
+    assert [(call.arguments, call.end) for call in read.calls] == [('{"x": y}', len(text))]
 
 
 def test_a_broken_call_runs_nothing_that_it_may_quote() -> None:

@@ -123,6 +123,8 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
         InvalidValueError: there is none; it says what was looked for.
         MissingExtraError: transformers is not installed.
     """
+    if not name.strip():
+        raise InvalidValueError(f"the name {name!r} is empty; give the folder of a tokenizer, or owner/model")
     folder = Path(name)
     if folder.is_file():
         raise InvalidValueError(f"{name} is a file; give the folder of a tokenizer, and a template's file beside it")
@@ -135,7 +137,9 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:  # OSError, ValueError, KeyError, and errors of the tokenizers library
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".: ")
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        # A first line that ends in a colon says nothing without those behind it.
+        reason = (short(str(error), 300) if lines[0].rstrip().endswith(":") else lines[0]).rstrip(".: ")
         raise InvalidValueError(
             f"no tokenizer can be loaded from {name} ({reason}); "
             "it needs files such as tokenizer.json and tokenizer_config.json"

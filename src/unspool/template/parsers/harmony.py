@@ -206,8 +206,16 @@ class _Reader:
         return end
 
     def _broken(self, name: str, start: int, body: int, end: int, error: str, cut: bool = False) -> int:
-        raw = self._text[max(body, self._skip) : end]
+        raw = self._text[max(body, self._skip) : self._before_close(end)]
         self._add(ParsedCall(name, raw, start, end, "unclosed" if cut else "bad_json", error))
+        return end
+
+    def _before_close(self, end: int) -> int:
+        """Where the mark begins that closes a message at `end`; `end` where none does."""
+        for word in _ENDS:
+            index = first_from(self._marks, end - len(word))
+            if index < len(self._marks) and self._marks[index].word == word and self._marks[index].end == end:
+                return self._marks[index].start
         return end
 
     def _add(self, call: ParsedCall) -> None:
