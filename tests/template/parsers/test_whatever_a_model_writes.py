@@ -200,8 +200,8 @@ def test_a_cut_turn_has_no_call_that_the_whole_turn_has_not(parser: ToolParser) 
         assert cut == whole[: len(cut)]
 
 
-def hostile() -> dict[str, str]:
-    size = 200_000
+def hostile(size: int) -> dict[str, str]:
+    """Texts of `size` characters in which a parser that looks back or ahead too often loses itself."""
     units = [
         *PIECES,
         '<tool_call>{"',
@@ -266,23 +266,23 @@ def hostile() -> dict[str, str]:
     texts = {f"{unit!a} on end": unit * (size // len(unit)) for unit in units}
     for unit, opening in zip(units, chosen, strict=True):
         texts[f"{opening!a} then {unit!a} on end"] = opening + unit * (size // len(unit))
-    keys = ", ".join(f'"{number}": 1' for number in range(15_000))
-    texts["many keys, the last one twice"] = f'<tool_call>{{"name": "f", "arguments": {{{keys}, "14999": 2}}}}'
-    texts["deep json"] = '<tool_call>{"name": "f", "arguments": ' + '{"a":' * 40_000
+    keys = ", ".join(f'"{number}": 1' for number in range(size // 13))
+    texts["many keys, the last one twice"] = (
+        f'<tool_call>{{"name": "f", "arguments": {{{keys}, "{size // 13 - 1}": 2}}}}'
+    )
+    texts["deep json"] = '<tool_call>{"name": "f", "arguments": ' + '{"a":' * (size // 5)
     texts["blanks"] = "<tool_call>" + " " * size + "</tool_call>"
     return texts
 
 
-HOSTILE = hostile()
-
-
 @parsers
-def test_hostile_texts_of_200_kb_take_linear_time(parser: ToolParser) -> None:
+@pytest.mark.parametrize("size", [50_000, pytest.param(200_000, marks=pytest.mark.slow)])
+def test_hostile_texts_take_linear_time(parser: ToolParser, size: int) -> None:
     slow = {}
-    for name, text in HOSTILE.items():
+    for name, text in hostile(size).items():
         begun = time.process_time()
         check(parser, text)
         spent = time.process_time() - begun
-        if spent > 2.0:  # a quadratic reading of 200,000 characters takes minutes
+        if spent > size / 100_000:  # a quadratic reading takes several seconds, or minutes
             slow[name] = spent
     assert not slow
