@@ -262,8 +262,8 @@ class ChatTemplate:
         """Thinking, content and calls in one reading; control words count where they are tokens."""
         behind = self._prompt_end if prompt_ids is None else self.decode(_whole(prompt_ids[-_TAIL:]))
         try:
-            at = self._encoder.token_starts(ids, text, parser.marks)
-            return parser.read(text, tools, behind=behind, at=at)
+            at = self._encoder.token_starts(ids, text, parser.control_words)
+            return parser.parse(text, tools, behind=behind, at=at)
         except Exception:
             log.exception("the tool-call parser %r failed; the turn is taken as text", parser.name)
             return ParsedText(text, [])

@@ -135,8 +135,8 @@ def test_empty_thinking_and_thinking_that_is_never_closed() -> None:
 def test_thinking_that_the_prompt_has_opened_goes_on() -> None:
     parser = PARSERS["gemma4"]
     assert isinstance(parser, TurnParser)
-    assert parser.read("hm\n<channel|>Hi", behind="<|turn>model\n<|channel>thought\n") == ParsedText("Hi", [], "hm")
-    assert parser.read("Hi", behind="<|turn>model\n<|channel>thought\n<channel|>") == ParsedText("Hi", [])
+    assert parser.parse("hm\n<channel|>Hi", behind="<|turn>model\n<|channel>thought\n") == ParsedText("Hi", [], "hm")
+    assert parser.parse("Hi", behind="<|turn>model\n<|channel>thought\n<channel|>") == ParsedText("Hi", [])
 
 
 def test_an_invented_answer_ends_the_reading() -> None:
@@ -203,7 +203,7 @@ def test_any_ids_cut_anywhere_are_read(data: st.DataObject) -> None:
     ids = encode(
         f"<|channel>thought\nhm\n<channel|>Hi{call_of(f'x:{Q}a{Q},n:[1]')}<|tool_response>", add_special_tokens=False
     )
-    marks = encode("".join(PARSERS["gemma4"].marks), add_special_tokens=False)  # type: ignore[attr-defined]
+    marks = encode("".join(PARSERS["gemma4"].control_words), add_special_tokens=False)  # type: ignore[attr-defined]
     for _ in range(data.draw(st.integers(0, 3))):
         at = data.draw(st.integers(0, len(ids)))
         put = data.draw(st.lists(st.sampled_from(marks), max_size=2))

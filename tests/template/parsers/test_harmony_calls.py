@@ -155,7 +155,7 @@ def test_the_raw_text_of_a_broken_call_ends_before_its_close() -> None:
     text = f'{header}{{"x": y}}<|call|>'
     harmony = PARSERS["harmony"]
     assert isinstance(harmony, TurnParser)
-    read = harmony.read(text, at={match.start() for match in re.finditer(r"<\|\w+\|>", text)})
+    read = harmony.parse(text, at={match.start() for match in re.finditer(r"<\|\w+\|>", text)})
     assert [(call.arguments, call.end) for call in read.calls] == [('{"x": y}', len(text))]
 
 
@@ -176,8 +176,8 @@ def test_a_message_that_the_prompt_has_opened_goes_on() -> None:
     parser = PARSERS["harmony"]
     assert isinstance(parser, TurnParser)
     opened = "<|end|><|start|>assistant<|channel|>analysis<|message|>Let me"
-    assert parser.read(" think.<|end|>" + FINAL, behind=opened) == ParsedText("12 degrees.", [], " think.")
-    assert parser.read("Hi.", behind="<|start|>assistant<|channel|>final<|message|>") == ParsedText("Hi.", [])
+    assert parser.parse(" think.<|end|>" + FINAL, behind=opened) == ParsedText("12 degrees.", [], " think.")
+    assert parser.parse("Hi.", behind="<|start|>assistant<|channel|>final<|message|>") == ParsedText("Hi.", [])
 
 
 # ---------------------------------------------------------------------------- with gpt-oss's own tokenizer
@@ -215,7 +215,7 @@ def test_the_stop_tokens_are_those_that_end_a_turn() -> None:
 def test_any_ids_cut_anywhere_are_read(data: st.DataObject) -> None:
     template = chat()
     ids = template.tokenizer.encode(ANALYSIS + PREAMBLE + CALL + FINAL, add_special_tokens=False)
-    marks = template.tokenizer.encode("".join(PARSERS["harmony"].marks), add_special_tokens=False)  # type: ignore[attr-defined]
+    marks = template.tokenizer.encode("".join(PARSERS["harmony"].control_words), add_special_tokens=False)  # type: ignore[attr-defined]
     for _ in range(data.draw(st.integers(0, 3))):
         at = data.draw(st.integers(0, len(ids)))
         put = data.draw(st.lists(st.sampled_from(marks), max_size=2))

@@ -68,10 +68,10 @@ class TurnParser(ToolParser, Protocol):
     """A parser of a format in which thinking, answer and calls are parts of one grammar: one reading splits them."""
 
     @property
-    def marks(self) -> tuple[str, ...]:
+    def control_words(self) -> tuple[str, ...]:
         """The format's control words, as their tokens' texts."""
 
-    def read(
+    def parse(
         self,
         text: str,
         tools: Sequence[ToolInfo] | None = None,
@@ -83,9 +83,9 @@ class TurnParser(ToolParser, Protocol):
 
         Args:
             text: the turn.
-            tools: as in `parse`.
+            tools: as in `ToolParser.parse`.
             behind: how the prompt ends that the turn was written behind; None: as the template's prompts do.
-            at: the positions in `text` at which `marks` stand as tokens; None: wherever they stand.
+            at: the positions in `text` at which `control_words` stand as tokens; None: wherever they stand.
         """
 
 

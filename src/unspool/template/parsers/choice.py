@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 from unspool.template.parsers.base import ToolParser
 from unspool.template.parsers.cline import ClineParser
-from unspool.template.parsers.deepseek import DeepSeekParser
+from unspool.template.parsers.deepseek import DEEPSEEK
 from unspool.template.parsers.dsml import DsmlParser
 from unspool.template.parsers.gemma4 import Gemma4Parser
 from unspool.template.parsers.glm import GlmParser
 from unspool.template.parsers.harmony import HarmonyParser
 from unspool.template.parsers.hermes import HermesParser
-from unspool.template.parsers.kimi import KimiParser
+from unspool.template.parsers.kimi import KIMI_K2
 from unspool.template.parsers.llama3_json import Llama3JsonParser
 from unspool.template.parsers.mistral import MistralParser
 from unspool.template.parsers.pythonic import PythonicParser
@@ -34,10 +34,10 @@ _ALL: tuple[ToolParser, ...] = (
     Llama3JsonParser(),
     PythonicParser(),
     MistralParser(),
-    DeepSeekParser(),
+    DEEPSEEK,
     DsmlParser(),
     GlmParser(),
-    KimiParser(),
+    KIMI_K2,
     HarmonyParser(),
     Gemma4Parser(),
     ReactParser(),  # this and the next one only where they are named: no template is made for them

@@ -15,11 +15,8 @@ the separator tells the two apart, so both are read whichever the template is.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
 
-from unspool.template.parsers.base import ParsedText, parsed
-from unspool.template.parsers.sections import Head, Marks, section_calls
-from unspool.types import ToolInfo
+from unspool.template.parsers.sections import Head, Marks, SectionParser
 
 SEPARATOR = "<｜tool▁sep｜>"
 MARKS = Marks("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
@@ -27,20 +24,6 @@ MARKS = Marks("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<�
 _HEAD = re.compile(rf"\s*+([^<>\s]*+)\s*+{re.escape(SEPARATOR)}")
 _NAME = re.compile(r"\s*+([^\s<>{}\[\]\"`]++)")
 _FENCE = re.compile(r"\s*+(?:```(?:json|j?s?o?\Z)?+|`{1,2}+\Z)")  # the text may be cut within it
-
-
-class DeepSeekParser:
-    """JSON objects between DeepSeek's marks."""
-
-    name = "deepseek"
-
-    openings = (MARKS.section, MARKS.call)
-
-    def parse(
-        self, text: str, tools: Sequence[ToolInfo] | None = None, *, at: Collection[int] | None = None
-    ) -> ParsedText:
-        """Find the calls in `text`; the format carries its own types, so `tools` is not needed."""
-        return parsed(text, section_calls(text, MARKS, _head, at))
 
 
 def _head(text: str, at: int) -> Head:
@@ -55,3 +38,6 @@ def _head(text: str, at: int) -> Head:
         return Head("", begun, error="the name of the call is missing")
     fence = _FENCE.match(text, begun)
     return Head(name, fence.end() if fence else begun)
+
+
+DEEPSEEK = SectionParser("deepseek", MARKS, _head)

@@ -39,13 +39,9 @@ class Gemma4Parser:
     """Calls and thinking of Gemma 4."""
 
     name = "gemma4"
-    marks = (OPEN, CLOSE, THINK, END_THINK, ANSWER, END_ANSWER, QUOTE)
+    control_words = (OPEN, CLOSE, THINK, END_THINK, ANSWER, END_ANSWER, QUOTE)
 
-    def parse(self, text: str, tools: Sequence[ToolInfo] | None = None) -> ParsedText:
-        """Read a turn; the format carries its own types, so `tools` is not needed."""
-        return self.read(text, tools)
-
-    def read(
+    def parse(
         self,
         text: str,
         tools: Sequence[ToolInfo] | None = None,
@@ -53,8 +49,8 @@ class Gemma4Parser:
         behind: str | None = None,
         at: Collection[int] | None = None,
     ) -> ParsedText:
-        """Read a turn; thinking that the prompt has opened goes on in it."""
-        marks = find_marks(text, self.marks, at)
+        """Read a turn; thinking that the prompt has opened goes on in it. The format carries its own types."""
+        marks = find_marks(text, self.control_words, at)
         content: list[str] = []
         reasoning: list[str] = []
         calls: list[ParsedCall] = []

@@ -37,13 +37,9 @@ class HarmonyParser:
     """Channels and calls of gpt-oss."""
 
     name = "harmony"
-    marks = (START, CHANNEL, MESSAGE, CONSTRAIN, END, RETURN, CALL)
+    control_words = (START, CHANNEL, MESSAGE, CONSTRAIN, END, RETURN, CALL)
 
-    def parse(self, text: str, tools: Sequence[ToolInfo] | None = None) -> ParsedText:
-        """Read a turn that follows `<|start|>assistant`; the format carries its own types."""
-        return self.read(text, tools)
-
-    def read(
+    def parse(
         self,
         text: str,
         tools: Sequence[ToolInfo] | None = None,
@@ -51,13 +47,13 @@ class HarmonyParser:
         behind: str | None = None,
         at: Collection[int] | None = None,
     ) -> ParsedText:
-        """Read a turn; a message that the prompt has opened goes on in it."""
+        """Read a turn; a message that the prompt has opened goes on in it. The format carries its own types."""
         opened = _opened(behind)
         marks = [
-            *find_marks(opened, self.marks),
+            *find_marks(opened, self.control_words),
             *(
                 Mark(mark.word, mark.start + len(opened), mark.end + len(opened))
-                for mark in find_marks(text, self.marks, at)
+                for mark in find_marks(text, self.control_words, at)
             ),
         ]
         reader = _Reader(opened + text, marks, len(opened), frozenset(functions(tools)), trusted=at is not None)

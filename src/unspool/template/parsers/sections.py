@@ -10,14 +10,14 @@ first call's span begins with its section's mark, and the last one's ends with i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from unspool.template.parsers.base import ParsedCall
+from unspool.template.parsers.base import ParsedCall, ParsedText, parsed
 from unspool.template.parsers.json_calls import STRING, decode_at, read_arguments, skip_blank
 from unspool.template.parsers.marks import next_opening
-from unspool.types import CallStatus, InvalidValueError
+from unspool.types import CallStatus, InvalidValueError, ToolInfo
 
 FENCE = "```"
 
@@ -52,6 +52,26 @@ class Head:
     at: int
     id: str = ""
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SectionParser:
+    """The parser of such a format; `read_head(text, at)` reads the head of a call that begins at `at`."""
+
+    name: str
+    marks: Marks
+    read_head: Callable[[str, int], Head]
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """The words that open calls."""
+        return self.marks.section, self.marks.call
+
+    def parse(
+        self, text: str, tools: Sequence[ToolInfo] | None = None, *, at: Collection[int] | None = None
+    ) -> ParsedText:
+        """Find the calls in `text`; the format carries its own types, so `tools` is not needed."""
+        return parsed(text, section_calls(text, self.marks, self.read_head, at))
 
 
 def section_calls(
