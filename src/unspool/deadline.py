@@ -64,11 +64,16 @@ async def _without_exit(work: Awaitable[T]) -> T:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
+def hold_until_done(task: asyncio.Future[Any]) -> None:
+    """Refer to cancelled work that nobody waits for until it has ended."""
+    _left_behind.add(task)
+    task.add_done_callback(_left_behind.discard)
+
+
 async def _cancel(task: asyncio.Future[Any]) -> None:
     task.cancel()
     await asyncio.wait({task}, timeout=_MOMENT)
     if not task.done():
-        _left_behind.add(task)
-        task.add_done_callback(_left_behind.discard)
+        hold_until_done(task)
     elif not task.cancelled():
         task.exception()  # looked at, so that nothing is logged: nobody wants it any more

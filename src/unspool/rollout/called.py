@@ -14,6 +14,7 @@ import json
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any, TypeGuard, cast
 
@@ -168,7 +169,7 @@ class CalledByName:
         through = tuple(_through(call) for call in calls)
         step = await self._manager.step(Message(message.content, None, through))
         failures = [
-            ToolFailure(next((c.name for c in calls if c.id == failure.call_id), failure.name), *_rest(failure))
+            replace(failure, name=next((c.name for c in calls if c.id == failure.call_id), failure.name))
             for failure in step.failures
         ]
         messages = []
@@ -187,10 +188,6 @@ def _through(call: ToolCall) -> ToolCall:
     if call.status != "ok":
         return call
     return ToolCall("execute_tool", {"name": call.name, "arguments": call.arguments}, call.id)
-
-
-def _rest(failure: ToolFailure) -> tuple[str, str, str]:
-    return failure.call_id, failure.kind, failure.error
 
 
 async def _later(result: Any) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -21,14 +20,13 @@ from unspool.threads import THREADS
 from unspool.types import InvalidTypeError, ToolInfo, UnspoolError
 from unspool.world.protocol import StepResult
 from unspool.world.returned import checked
+from unspool.world.waiting import close_for_nobody
 
 if TYPE_CHECKING:
     from unspool.world.env import Env
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-logger = logging.getLogger("unspool")
 
 _GRACE = 0.5
 """Seconds that a call which was given up has to return before `close` is called beside it."""
@@ -142,7 +140,7 @@ class EnvCalls:
                 late = self._closed
             try:
                 if late:
-                    _close_here(self._env)
+                    close_for_nobody(self._env, "given up in a call")
             finally:
                 try:
                     loop.call_soon_threadsafe(self._came_back, returned)
@@ -192,17 +190,3 @@ class EnvCalls:
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether calling it gives something to await and blocks nothing."""
     return any(inspect.iscoroutinefunction(one) for one in (function, getattr(type(function), "__call__", None)))  # noqa: B004
-
-
-def _close_here(env: Env) -> None:
-    """Close an environment on this thread, for nobody who waits."""
-    try:
-        result = env.close()
-        if inspect.isawaitable(result):
-            asyncio.run(_wait(result))
-    except BaseException:
-        logger.warning("%s could not be closed behind a call that was given up", type(env).__name__, exc_info=True)
-
-
-async def _wait(result: Awaitable[object]) -> None:
-    await result

@@ -6,10 +6,8 @@ waits for it any more; a maker that blocks runs on a thread.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-import logging
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias, cast
@@ -22,8 +20,7 @@ from unspool.world.manager import ToolManager
 from unspool.world.protocol import LiveWorld, World
 from unspool.world.taken import is_taken
 from unspool.world.tool import Tool
-
-logger = logging.getLogger("unspool")
+from unspool.world.waiting import close_for_nobody
 
 MakesWorld: TypeAlias = Callable[..., "World | Env | Awaitable[World | Env]"]
 """Called once for each episode: a function with its trajectory (or with nothing, where it takes nothing), a class with
@@ -148,22 +145,7 @@ def _takes_trajectory(maker: MakesWorld) -> bool:
     return bool(kinds & {*positional, inspect.Parameter.VAR_POSITIONAL})
 
 
-def _close(made: Any) -> None:
+def _close(made: object) -> None:
     """Close what a maker made for nobody, on a thread; not what another episode has."""
-    try:
-        if any(is_taken(part) for part in stateful_parts(made)):
-            return
-        if inspect.iscoroutine(made):
-            made.close()
-            return
-        result = made.close() if hasattr(made, "close") else None
-        if inspect.isawaitable(result):
-            asyncio.run(_wait(result))
-    except BaseException:
-        logger.warning(
-            "%s, made when nobody wanted it any more, could not be closed", type(made).__name__, exc_info=True
-        )
-
-
-async def _wait(result: Awaitable[object]) -> None:
-    await result
+    if not any(is_taken(part) for part in stateful_parts(made)):
+        close_for_nobody(made, "made when nobody wanted it any more")

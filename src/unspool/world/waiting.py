@@ -6,12 +6,18 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import logging
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
+from unspool.deadline import hold_until_done
+
 T = TypeVar("T")
+
+logger = logging.getLogger("unspool")
 
 EAGER = sys.version_info >= (3, 12)
 
@@ -52,15 +58,24 @@ def start_eagerly(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T])
     return loop.create_task(work)
 
 
-_lingering: set[asyncio.Task[Any]] = set()
-"""Cancelled work until it ends: the loop alone would let it be collected half-way."""
-
-
 def leave(task: asyncio.Task[Any]) -> None:
     """Cancel a task without waiting for it."""
-    _lingering.add(task)
-    task.add_done_callback(_lingering.discard)
+    hold_until_done(task)
     task.cancel()
+
+
+def close_for_nobody(thing: Any, why: str) -> None:
+    """On a thread: close a thing that nobody waits for; a failure is logged, with `why` it had to be closed."""
+    try:
+        result = thing.close() if hasattr(thing, "close") else None
+        if inspect.isawaitable(result):
+            asyncio.run(_awaited(result))
+    except BaseException:
+        logger.warning("%s, %s, could not be closed", type(thing).__name__, why, exc_info=True)
+
+
+async def _awaited(result: Awaitable[object]) -> None:
+    await result
 
 
 def running_task() -> asyncio.Task[Any] | None:

@@ -31,7 +31,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import DynamicCache
 
 from unspool.engines.protocol import EngineBase, GenerateRequest, Generation
-from unspool.engines.torch.model import Model
+from unspool.engines.torch.model import Model, text_config
 from unspool.engines.torch.row import Decoder, Row, StopStrings
 from unspool.engines.torch.sampling import stream
 from unspool.engines.torch.scheduler import Scheduler
@@ -325,14 +325,9 @@ def _load_anew(kind: type[TorchEngine], path: str, options: dict[str, Any]) -> T
     return kind.from_pretrained(path, **options)
 
 
-def _text_config(model: torch.nn.Module) -> Any:
-    config: Any = getattr(model, "config", None)
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
-
-
 def _check_kind(model: torch.nn.Module) -> None:
     """Raises EngineError for what left padding and a cache of all tokens cannot serve."""
-    config = _text_config(model)
+    config = text_config(model)
     if getattr(config, "is_encoder_decoder", False):
         raise EngineError(f"{type(model).__name__} is an encoder-decoder; give a causal language model")
     if isinstance(config, PreTrainedConfig) and any(DynamicCache(config=config).is_linear):
@@ -347,7 +342,7 @@ def _context_length(model: torch.nn.Module) -> int | None:
 
     Beyond, the longest row of a batch decides the rotation of all, and what is cached has that of an earlier step.
     """
-    config = _text_config(model)
+    config = text_config(model)
     value = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
     lengths = [int(value)] if value else []
@@ -364,7 +359,7 @@ def _vocabulary(model: torch.nn.Module) -> int:
 
 def _end_tokens(model: torch.nn.Module) -> list[int]:
     """The end tokens of the generation config, else of the config."""
-    for config in (getattr(model, "generation_config", None), _text_config(model)):
+    for config in (getattr(model, "generation_config", None), text_config(model)):
         ids = getattr(config, "eos_token_id", None)
         if ids is not None:
             return [int(ids)] if isinstance(ids, int) else [int(i) for i in ids]

@@ -40,8 +40,7 @@ class Model:
         anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         self._positions = "position_ids" in parameters or anything
         self._last_only = "logits_to_keep" in parameters or anything
-        config: Any = getattr(module, "config", None)
-        self._config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        self._config = text_config(module)
 
     @property
     def device(self) -> torch.device:
@@ -92,6 +91,12 @@ class Model:
             flipped = self.module.training
         logits: Tensor = output.logits[:, -1]
         return logits, flipped
+
+
+def text_config(module: torch.nn.Module) -> Any:
+    """The configuration of a model, of one with several parts that of its language model; None where it has none."""
+    config: Any = getattr(module, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 @contextmanager
