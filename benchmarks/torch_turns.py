@@ -91,7 +91,10 @@ def plain_batch(engine: TorchEngine, prompt: list[int], rows: int, tokens: int) 
     import torch
     from transformers import GenerationConfig
 
-    config = GenerationConfig(do_sample=True, top_k=0, top_p=1.0, max_new_tokens=tokens, pad_token_id=0)
+    unreachable = engine.model.config.get_text_config().vocab_size  # no row ends before `tokens`, whatever is sampled
+    config = GenerationConfig(
+        do_sample=True, top_k=0, top_p=1.0, max_new_tokens=tokens, pad_token_id=0, eos_token_id=unreachable
+    )
     ids = torch.tensor([prompt] * rows)
 
     def run() -> None:

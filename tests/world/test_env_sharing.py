@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.small import call, rollout, script, small_template, user
-from tests.world.envs_for_tests import CountEnv, GuessEnv
+from tests.world.envs_for_tests import GuessEnv
 from unspool import Env, EnvTool, EnvWorld, StepResult, TokenPolicy, ToolManager, UserSimulator, run_episode
 from unspool.types import InvalidValueError
 from unspool.world.envs import GymTextEnv
@@ -75,11 +75,15 @@ async def test_a_second_episode_is_refused_an_environment_until_the_first_has_cl
     assert (await episode()).stop_reason == "env_done"  # one after another is no sharing
 
 
-def test_a_rollout_whose_maker_always_gives_the_same_fails_all_but_one_episode() -> None:
-    shared = CountEnv()
-    outs = rollout(script("one", "done"), lambda: shared)([user("a"), user("b"), user("c")])
-    assert sorted(out["stop_reason"] for out in outs) == ["api_error", "api_error", "env_done"]
-    assert (shared.noted.log, shared.noted.closed) == (["reset", "one", "done"], 1)
+async def test_a_rollout_whose_maker_always_gives_the_same_fails_all_but_one_episode() -> None:
+    shared, ends = Stays(), []
+    prompts = [user("a"), user("b"), user("c")]
+    async for out in rollout(script(call("env_action")), lambda: shared).stream(prompts):
+        ends.append(out["stop_reason"])
+        if len(ends) == 2:
+            shared.go_on.set()
+    assert ends == ["api_error", "api_error", "env_done"]
+    assert shared.closed == 1
 
 
 def test_what_a_maker_gives_too_late_is_closed_unless_another_episode_has_it() -> None:

@@ -26,7 +26,9 @@ class GenerateRequest:
         session: unique to the episode, the same for all its turns, so that an engine can keep its prefix.
         seed: of this turn alone; the same run gives the same seeds whatever the schedule.
         stop_token_ids: tokens that end the turn; the one sampled is part of the answer.
-        extra: what an engine may need besides (media, adapters, structured outputs), passed through.
+        extra: what an engine may need besides. `adapter`: name of a LoRA adapter that the engine has.
+            `structured_outputs`: a mapping with one of `json` (a schema), `regex`, `choice`, `grammar` and
+            `structural_tag`, which holds the answer to that form. Anything else is the engine's own and passed through.
     """
 
     input_ids: list[int]
@@ -48,6 +50,9 @@ class Generation:
         versions: for each token, the weight version that produced it; None: the engine's current one.
         stop_reason: `"stop"` (a stop token or stop string) or `"length"` (max_tokens, or the context is full).
         extra: per-token extras of the engine (lists as long as `tokens`), or anything else, carried through.
+            `retries`: where the turn was asked for again, a list of dicts: `error` (str), `kept` (tokens that the
+            failed try had sampled and that stand at the start of `tokens`), `seconds` (from the failure to the next
+            try).
     """
 
     tokens: list[int]
@@ -85,7 +90,10 @@ class Engine(Protocol):
 
 
 class EngineBase:
-    """What every engine of unspool shares: a version, a life as a context manager, and doing nothing by default."""
+    """What every engine of unspool shares: a version, a life as a context manager, and doing nothing by default.
+
+    `end_session` and `context_length` are not part of the protocol; an engine that has them is asked.
+    """
 
     version: int = 0
     logprobs: bool = False
@@ -103,6 +111,9 @@ class EngineBase:
 
     async def resume(self) -> None:
         """Go on after `pause`."""
+
+    def end_session(self, session: str) -> None:
+        """No further request of this session will come: what is kept for it may go. Returns at once, never raises."""
 
     async def __aenter__(self) -> Self:
         await self.start()
