@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 
 from tests import families
+from tests.vllm_server import VLLMServer, tools_server
 
 # The suite runs on every core at once; torch with more threads than it has cores to itself is many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -69,3 +70,14 @@ def gptoss() -> Any:
 def gemma3() -> Any:
     """Gemma 3's tokenizer."""
     return families.load("gemma3")
+
+
+@pytest.fixture(scope="session")
+def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
+    """A real vLLM server with the embedded model (`tools_server`). Shared: what a test changes it puts back."""
+    server = tools_server(tmp_path_factory.mktemp("vllm") / "server.log")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()

@@ -1,7 +1,7 @@
 """A real vLLM server (its build for CPUs) as a process of its own, for tests that need one.
 
 One server with the embedded model, its adapter, its tools template and vLLM's developer endpoints serves all tests of a
-run (`shared_server`); tests that kill or configure one start their own (`VLLMServer`).
+run (fixture `vllm_server`); tests that kill or configure one start their own (`VLLMServer`).
 """
 
 from __future__ import annotations
