@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from unspool.deadline import Deadline, TimeUpError
 from unspool.policy import Policy, Turn
+from unspool.policy.protocol import end_session
 from unspool.record import Record
 from unspool.types import (
     InvalidTypeError,
@@ -171,6 +172,7 @@ async def run_episode(
         drive.failed(error)  # a policy or a world raised it
     finally:
         episode.timings["total"] = time.perf_counter() - started
+        end_session(policy, session)
         await drive.close()
     return episode
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from unspool.record import Record
 from unspool.types import Message, MessageDict, SamplingParams, ToolInfo
+
+logger = logging.getLogger("unspool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,7 @@ class Turn:
         sampled: number of tokens sampled.
         needed: where there was no room, the length that the context would have had; else None.
         cap: where there was no room, the length that is not to be exceeded; else None.
+        usage: what an API counted for this turn (`prompt_tokens`, `completion_tokens`, ...), as it said it.
     """
 
     record: Record
@@ -29,10 +33,14 @@ class Turn:
     sampled: int = 0
     needed: int | None = None
     cap: int | None = None
+    usage: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Policy(Protocol):
-    """Answers a conversation, and keeps the record of it."""
+    """Answers a conversation, and keeps the record of it.
+
+    It may also have `end(session)`, which is called once the episode is over, whatever ended it; it returns at once.
+    """
 
     async def extend(
         self,
@@ -57,3 +65,14 @@ class Policy(Protocol):
             max_total: hard cap on the length of the record, None: none.
         """
         ...
+
+
+def end_session(policy: Policy, session: str) -> None:
+    """Tell a policy that wants to know that an episode is over; what it raises is logged and harms nobody."""
+    end = getattr(policy, "end", None)
+    if end is None or not session:
+        return
+    try:
+        end(session)
+    except Exception:
+        logger.exception("the session %s could not be ended", session)

@@ -15,6 +15,7 @@ from typing import Any
 
 from unspool.engines.adapt import as_engine
 from unspool.engines.protocol import GenerateRequest, Generation
+from unspool.policy.extra import Extra, check_extra, extra_of, merged
 from unspool.policy.matching import branch_cause, common_prefix
 from unspool.policy.protocol import Turn
 from unspool.record import Cause, Origin, Record, token_ids
@@ -54,8 +55,11 @@ class TokenPolicy:
         engine: an Engine, or a Sampler (it is put behind `Batching`).
         template: a ChatTemplate, or what makes one (a tokenizer or its name).
         params: defaults of `extend`.
-        extra: passed through to every request of the engine.
+        extra: goes with every request of the engine (`GenerateRequest.extra`), or a function of the turn (from 0) that
+            returns what goes with it.
     """
+
+    records = True
 
     def __init__(
         self,
@@ -63,12 +67,13 @@ class TokenPolicy:
         template: ChatTemplate | Any,
         params: SamplingParams | Mapping[str, Any] | None = None,
         *,
-        extra: Mapping[str, Any] | None = None,
+        extra: Extra | None = None,
     ) -> None:
+        check_extra(extra)
         self.engine = as_engine(engine)
         self.template = template if isinstance(template, ChatTemplate) else ChatTemplate(template)
         self.params = SamplingParams.of(params)
-        self.extra = dict(extra or {})
+        self.extra = extra
 
     async def start(self) -> None:
         """Make the engine ready."""
@@ -85,6 +90,17 @@ class TokenPolicy:
     def with_template_kwargs(self, **kwargs: Any) -> TokenPolicy:
         """The same policy with switches of the template changed."""
         return TokenPolicy(self.engine, self.template.with_kwargs(**kwargs), self.params, extra=self.extra)
+
+    def with_extra(self, extra: Extra) -> TokenPolicy:
+        """The same policy with this going with its requests, on top of what goes with them already."""
+        check_extra(extra)
+        return TokenPolicy(self.engine, self.template, self.params, extra=merged(self.extra, extra))
+
+    def end(self, session: str) -> None:
+        """Tell the engine that the session is over, where it wants to know."""
+        ended = getattr(self.engine, "end_session", None)
+        if ended is not None:
+            ended(session)
 
     async def extend(
         self,
@@ -112,8 +128,9 @@ class TokenPolicy:
         record, room = fed
         if room is not None:
             params = replace(params, max_tokens=min(params.max_tokens or room, room))
+        extra = extra_of(self.extra, record.turns)
         version, context = self.engine.version, record.lend_ids()
-        request = GenerateRequest(context, params, session, seed, self.template.stop_token_ids, self.extra)
+        request = GenerateRequest(context, params, session, seed, self.template.stop_token_ids, extra)
         generation = await self.engine.generate(request)
         self._check(generation, params.max_tokens)
         message = _with_ids(self.template.parse(generation.tokens, context, offered), record.turns)

@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self, cast
 from unspool.episode import Limits, run_episode
 from unspool.loop import run_sync, submit
 from unspool.policy import Policy
+from unspool.policy.extra import Extra
 from unspool.rollout.base import Rollout
 from unspool.rollout.collector import seldom
 from unspool.rollout.jobs import Job, check_worlds, finished, make_jobs
@@ -44,7 +45,10 @@ Worlds = Given | Sequence[Given | None] | None
 
 
 class RolloutPolicy(Policy, Protocol):
-    """What a rollout needs of a policy beyond turns."""
+    """What a rollout needs of a policy beyond turns. `records` says whether turns are recorded token by token."""
+
+    @property
+    def records(self) -> bool: ...
 
     async def start(self) -> None: ...
 
@@ -54,9 +58,14 @@ class RolloutPolicy(Policy, Protocol):
 
     def with_template_kwargs(self, **kwargs: Any) -> Policy: ...
 
+    def with_extra(self, extra: Extra) -> RolloutPolicy: ...
+
 
 class EpisodeRollout(Rollout):
-    """A rollout of one policy. `MultiTurnRollout` is the public face; see there for the parameters."""
+    """A rollout of one policy. `MultiTurnRollout` and `APIMultiTurnRollout` are its public faces; see there."""
+
+    extra_name = "extra"
+    """What a call names the one thing that goes with its requests."""
 
     def __init__(
         self,
@@ -93,13 +102,14 @@ class EpisodeRollout(Rollout):
 
     # ------------------------------------------------------------------ entries
 
-    def __call__(  # type: ignore[override]  # the base takes any keywords, this one names them
+    def __call__(
         self,
         trajectories: list[Trajectory],
         *,
         sampling_params: SamplingParams | Mapping[str, Any] | None = None,
         tool_manager: Worlds = None,
         global_step: int | None = None,
+        **extra: Extra,
     ) -> list[Trajectory]:
         """Run them all and wait; from a script, a notebook, or any thread.
 
@@ -107,11 +117,12 @@ class EpisodeRollout(Rollout):
             trajectories: dicts with `messages`; see `MultiTurnRollout`.
             sampling_params, tool_manager: instead of those given at construction.
             global_step: of the training run; it enters the seeds and the names of trace files.
+            extra: `extra=...` (or `extra_body=...` with an API): on top of that given at construction.
 
         Raises:
             RolloutInterrupted: on Ctrl-C; `.results` has every trajectory, unfinished ones `cancelled`.
         """
-        run = self._run(trajectories, sampling_params, tool_manager, global_step)
+        run = self._run(trajectories, sampling_params, tool_manager, global_step, extra)
         future = submit(run.collect())
         try:
             return future.result()
@@ -126,9 +137,10 @@ class EpisodeRollout(Rollout):
         sampling_params: SamplingParams | Mapping[str, Any] | None = None,
         tool_manager: Worlds = None,
         global_step: int | None = None,
+        **extra: Extra,
     ) -> list[Trajectory]:
         """The same on the caller's event loop; cancelling it cancels every episode."""
-        return await self._run(trajectories, sampling_params, tool_manager, global_step).collect()
+        return await self._run(trajectories, sampling_params, tool_manager, global_step, extra).collect()
 
     async def stream(
         self,
@@ -137,9 +149,10 @@ class EpisodeRollout(Rollout):
         sampling_params: SamplingParams | Mapping[str, Any] | None = None,
         tool_manager: Worlds = None,
         global_step: int | None = None,
+        **extra: Extra,
     ) -> AsyncGenerator[Trajectory, None]:
         """The finished trajectories as they end, in completion order. Leaving the loop early cancels the rest."""
-        run = self._run(trajectories, sampling_params, tool_manager, global_step)
+        run = self._run(trajectories, sampling_params, tool_manager, global_step, extra)
         async with contextlib.aclosing(run.stream()) as outputs:
             async for _, output in outputs:
                 yield output
@@ -164,7 +177,9 @@ class EpisodeRollout(Rollout):
         sampling_params: SamplingParams | Mapping[str, Any] | None,
         tool_manager: Worlds,
         global_step: int | None,
+        extra: Mapping[str, Extra],
     ) -> _Run:
+        policy = self._with(extra)
         params = self.sampling_params if sampling_params is None else _one_sample(SamplingParams.of(sampling_params))
         own_seed = None if sampling_params is None else params.seed  # a call's own goes before the run's
         call = next(self._calls)
@@ -177,7 +192,15 @@ class EpisodeRollout(Rollout):
             num_generations=self.num_generations,
         )
         self.stats = RolloutStats(total=len(jobs))
-        return _Run(self, jobs, params, global_step, self.stats)
+        return _Run(self, policy, jobs, params, global_step, self.stats)
+
+    def _with(self, given: Mapping[str, Extra]) -> RolloutPolicy:
+        """The policy of one call, with what the call says goes with its requests."""
+        unknown = [name for name in given if name != self.extra_name]
+        if unknown:
+            raise InvalidTypeError(f"a call of a rollout has no argument {unknown[0]!r}; it has {self.extra_name}")
+        extra = given.get(self.extra_name)
+        return self.policy if extra is None else self.policy.with_extra(extra)
 
 
 def _one_sample(params: SamplingParams) -> SamplingParams:
@@ -192,9 +215,15 @@ class _Run:
     """One call of a rollout."""
 
     def __init__(
-        self, rollout: EpisodeRollout, jobs: list[Job], params: SamplingParams, step: int | None, stats: RolloutStats
+        self,
+        rollout: EpisodeRollout,
+        policy: RolloutPolicy,
+        jobs: list[Job],
+        params: SamplingParams,
+        step: int | None,
+        stats: RolloutStats,
     ) -> None:
-        self.rollout, self.params, self.step, self.stats = rollout, params, step, stats
+        self.rollout, self.policy, self.params, self.step, self.stats = rollout, policy, params, step, stats
         self.jobs = dict(enumerate(jobs))  # those that have not ended: a finished episode is its output alone
         self._interrupted = False
         self._cancel: Callable[[], object] | None = None
@@ -217,7 +246,7 @@ class _Run:
         """(index, output) of each episode as it ends."""
         if not self.jobs:
             return
-        await self.rollout.policy.start()
+        await self.policy.start()
         loop, done = asyncio.get_running_loop(), asyncio.Queue[asyncio.Task[Trajectory]]()
         room = asyncio.Semaphore(self.rollout.concurrency) if self.rollout.concurrency else None
         tasks: dict[asyncio.Task[Trajectory], int] = {}  # those under way
@@ -253,7 +282,7 @@ class _Run:
             job.episode.end("cancelled")
         else:
             job.episode.end("api_error", f"{type(error).__name__}: {error}")
-        output = finished(job)
+        output = finished(job, recorded=self.policy.records)
         if self.rollout.trace is not None and job.episode.turns:  # a finished turn is kept, whatever came later
             self.rollout.trace.write(output, global_step=self.step)
         return output
@@ -264,7 +293,7 @@ class _Run:
         else:
             async with room:
                 await self._episode(job)
-        output = finished(job)
+        output = finished(job, recorded=self.policy.records)
         if self.rollout.trace is not None:
             try:
                 await run_in_thread(self.rollout.trace.write, output, global_step=self.step)
@@ -278,9 +307,9 @@ class _Run:
         try:
             if job.problem is not None:
                 raise job.problem
-            policy: Policy = self.rollout.policy
+            policy: Policy = self.policy
             if job.template_kwargs:
-                policy = self.rollout.policy.with_template_kwargs(**job.template_kwargs)
+                policy = self.policy.with_template_kwargs(**job.template_kwargs)
             await run_episode(
                 policy,
                 job.world,

@@ -192,14 +192,14 @@ def _passed_through(trajectory: Trajectory) -> Trajectory:
     return {key: value for key, value in trajectory.items() if key not in _SOMETIMES}
 
 
-def finished(job: Job) -> Trajectory:
-    """The output trajectory: what came in, and what happened."""
+def finished(job: Job, *, recorded: bool) -> Trajectory:
+    """The output trajectory: what came in, and what happened; the arrays of tokens only where they were recorded."""
     episode = job.episode
-    recorded = episode.record.to_trajectory()
-    del recorded["tools"]
+    tokens = episode.record.to_trajectory() if recorded else {}
+    tokens.pop("tools", None)
     output: Trajectory = {
         **_passed_through(job.trajectory),
-        **recorded,
+        **tokens,
         "messages": episode.messages if episode.messages else job.trajectory.get("messages", []),
         "turns": len(episode.turns),
         "stop_reason": episode.stop_reason,

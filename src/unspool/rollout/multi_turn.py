@@ -8,6 +8,7 @@ from typing import Any
 
 from unspool.episode import Limits
 from unspool.policy import TokenPolicy
+from unspool.policy.extra import Extra
 from unspool.rollout.driver import EpisodeRollout, Worlds
 from unspool.template import ChatTemplate
 from unspool.template.switches import check_switches
@@ -40,7 +41,8 @@ class MultiTurnRollout(EpisodeRollout):
         concurrency: most episodes at once; None: all of them.
         chat_template_kwargs: switches of the template (`enable_thinking`, ...) for every trajectory; a trajectory's
             own `chat_template_kwargs` go on top.
-        extra: passed through to every request of the engine (`GenerateRequest.extra`).
+        extra: goes with every request of the engine (`GenerateRequest.extra`: `adapter`, `structured_outputs`, ...), or
+            a function of the turn (from 0) that returns what goes with it. A call may name its own, on top of this.
 
     A trajectory is a dict: `messages`, and optionally `tools` (else the manager's), `id`, `chat_template_kwargs`, and
     anything else, which is passed through. The output adds, all in input order and of length L = `len(input_ids)`:
@@ -70,7 +72,7 @@ class MultiTurnRollout(EpisodeRollout):
         num_generations: int = 1,
         concurrency: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        extra: Mapping[str, Any] | None = None,
+        extra: Extra | None = None,
     ) -> None:
         if limits is None:
             limits = Limits(max_turns=max_turns, max_trajectory_tokens=max_trajectory_tokens)
