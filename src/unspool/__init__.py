@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         SampledSequence,
         SampleResponse,
         ScriptedEngine,
+        ServerEngine,
         TorchEngine,
     )
     from unspool.episode import Episode, Limits, run_episode
@@ -47,7 +48,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "unspool.engines": "Batching Engine GenerateRequest Generation SampledSequence SampleResponse ScriptedEngine"
-    " TorchEngine",
+    " ServerEngine TorchEngine",
     "unspool.episode": "Episode Limits run_episode",
     "unspool.policy": "TokenPolicy",
     "unspool.record": "Cause Record Span",
@@ -84,6 +85,7 @@ __all__ = [
     "SampledSequence",
     "SamplingParams",
     "ScriptedEngine",
+    "ServerEngine",
     "Span",
     "Step",
     "StepResult",

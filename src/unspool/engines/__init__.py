@@ -20,6 +20,7 @@ from unspool.engines.protocol import (
 from unspool.engines.scripted import ScriptedEngine
 
 if TYPE_CHECKING:
+    from unspool.engines.server import ServerEngine
     from unspool.engines.torch import TorchEngine
     from unspool.engines.torch_rollout import (
         RolloutResult,
@@ -40,6 +41,7 @@ __all__ = [
     "SampledSequence",
     "Sampler",
     "ScriptedEngine",
+    "ServerEngine",
     "TorchEngine",
     "TorchRolloutEngine",
     "as_engine",
@@ -48,6 +50,7 @@ __all__ = [
 ]
 
 _HEAVY = {
+    "ServerEngine": "unspool.engines.server",
     "TorchEngine": "unspool.engines.torch",
     "RolloutResult": "unspool.engines.torch_rollout",
     "TorchRolloutEngine": "unspool.engines.torch_rollout",

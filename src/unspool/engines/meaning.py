@@ -14,8 +14,12 @@ from typing import Final
 
 from unspool.types import SamplingParams
 
-_EQUAL: Final = 1e-4
-"""Log-probabilities of one token that differ by less are one value (servers round, and batches differ)."""
+_EQUAL: Final = 0.05
+"""Log-probabilities of one token that differ by less are one value: in bfloat16 what runs beside a request, and what is
+cached of it, changes the arithmetic. Where that hides a difference, a parameter is taken for one that is missing."""
+
+_CERTAIN: Final = 1e-3
+"""A log-probability as near to 0 as this is that of the only token that was left to choose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,6 @@ async def probe_meaning(ask: Callable[[SamplingParams], Awaitable[float]]) -> Lo
     punished = await ask(SamplingParams(max_tokens=1, repetition_penalty=2.0))
     return LogprobMeaning(
         temperature=abs(half - double) > _EQUAL,
-        truncation=abs(cut) < _EQUAL and abs(plain) > _EQUAL,
+        truncation=abs(cut) < _CERTAIN and abs(plain) > _EQUAL,
         penalty=abs(punished - plain) > _EQUAL,
     )
