@@ -8,7 +8,6 @@ loaded last. An answer's tokens are those that `reply` gives for the prompt and 
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -222,8 +221,8 @@ class FakeServer:
         self.weights = path.rsplit("/", 1)[-1]
 
     async def fault(self, request: Request) -> Response | None:
-        while self.frozen:
-            await asyncio.sleep(3600)
+        if self.frozen:
+            await asyncio.Event().wait()
         return await self.faults.pop(0)(self, request) if self.faults else None
 
     async def body(self, request: Request) -> dict[str, Any]:
@@ -238,8 +237,8 @@ class FakeServer:
     async def health(self, request: Request) -> Response:
         self.paths.append(request.url.path)
         self.note()
-        while self.frozen:
-            await asyncio.sleep(3600)
+        if self.frozen:
+            await asyncio.Event().wait()
         return Response(status_code=200 if self.healthy else 503)
 
     def metrics_text(self, name: str) -> Response:
@@ -511,7 +510,3 @@ async def trickle(server: FakeServer, request: Request) -> Response:
                     await asyncio.sleep(0.02)
 
     return Slow()
-
-
-def dumps(value: object) -> str:
-    return json.dumps(value)
