@@ -16,17 +16,12 @@ import dataclasses
 import gc
 import time
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from typing import Any
 
+from benchmarks.real_model import ANSWER, Endless, answer_text, folder
 from benchmarks.report import Result, Target
-from benchmarks.workload import UnavailableError
-from unspool import ChatTemplate, GenerateRequest, Generation, MultiTurnRollout, ToolManager, TorchEngine
-from unspool.types import Message, MissingExtraError
-from unspool.world import Step
+from unspool import ChatTemplate, GenerateRequest, Generation, MultiTurnRollout, TorchEngine
 
-EPISODES, TURNS, SAMPLED, ANSWER = 16, 3, 48, 40
+EPISODES, TURNS, SAMPLED = 16, 3, 48
 THREADS = 2
 _QUESTION = "Count the ships in the harbour, look up where each of them comes from, and tell me what they carry."
 
@@ -37,45 +32,6 @@ class FixedTurns(TorchEngine):
     async def generate(self, request: GenerateRequest) -> Generation:
         answer = await super().generate(dataclasses.replace(request, stop_token_ids=(-1,)))
         return dataclasses.replace(answer, stop_reason="stop")
-
-
-class Endless(ToolManager):
-    """Answers every turn with the same text, whether it called a tool or not."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__([])
-        self._text = text
-
-    def wants(self, message: Message) -> bool:
-        return True
-
-    async def step(self, message: Message) -> Step:
-        return Step([{"role": "tool", "name": "lookup", "content": self._text}])
-
-
-@cache
-def folder() -> Path:
-    """Where the embedded model is.
-
-    Raises:
-        UnavailableError: it cannot be made here.
-    """
-    from unspool.engines.embedded import ensure_embedded_model
-
-    try:
-        return ensure_embedded_model()
-    except MissingExtraError as missing:
-        raise UnavailableError(str(missing)) from None
-
-
-def answer_text(tokenizer: Any, tokens: int) -> str:
-    """A text of exactly so many tokens."""
-    words = " ship harbour rope sail anchor deck lamp wind" * tokens
-    ids = tokenizer.encode(words, add_special_tokens=False)[:tokens]
-    text: str = tokenizer.decode(ids)
-    if len(tokenizer.encode(text, add_special_tokens=False)) != tokens:
-        raise RuntimeError(f"no text of {tokens} tokens with this tokenizer")
-    return text
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
