@@ -72,12 +72,7 @@ class Weights:
 def _state(source: Any) -> Mapping[str, Tensor]:
     """The full state dict of a source that is not an adapter."""
     if isinstance(source, nn.Module):
-        if hasattr(source, "merge_and_unload"):  # a PeftModel
-            plain: Any = copy.deepcopy(source).float()
-            with torch.no_grad():
-                merged: nn.Module = plain.merge_and_unload()
-            return merged.state_dict()
-        return source.state_dict()
+        return merge_adapters(source).state_dict()
     if isinstance(source, Mapping):
         return source
     if isinstance(source, str | Path):
@@ -85,6 +80,16 @@ def _state(source: Any) -> Mapping[str, Tensor]:
     raise EngineError(
         f"weights come from a module, a state dict or a folder, not from {type(source).__name__}; give one of these"
     )
+
+
+def merge_adapters(module: nn.Module) -> nn.Module:
+    """The module itself; of a PEFT module a copy with its adapters merged in float32."""
+    if not hasattr(module, "merge_and_unload"):
+        return module
+    plain: Any = copy.deepcopy(module).float()
+    with torch.no_grad():
+        whole: nn.Module = plain.merge_and_unload()
+    return whole
 
 
 def _read_model(path: str | Path, dtype: str, trust_remote_code: bool) -> nn.Module:
@@ -132,7 +137,7 @@ def _merge(model: nn.Module, base: Base, adapter: str | Path) -> dict[str, Tenso
 def _replace(model: nn.Module, state: Mapping[str, Tensor], *, keep_base: bool) -> Base:
     """Write a state dict into the model after checking it; what was there before, where that is asked for."""
     mine = _tensors(model)
-    state = {_plain(name): tensor for name, tensor in state.items()}
+    state = {plain_name(name): tensor for name, tensor in state.items()}
     unknown = sorted(set(state) - set(mine))
     if unknown:
         raise EngineError(
@@ -166,10 +171,10 @@ def _write(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """The model's own tensors (not copies) by their plain names."""
-    return {_plain(name): tensor for name, tensor in model.state_dict().items()}
+    return {plain_name(name): tensor for name, tensor in model.state_dict().items()}
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """The name without what torch.compile and data parallel wrappers put before it."""
     while name.startswith(("_orig_mod.", "module.")):
         name = name.partition(".")[2]
