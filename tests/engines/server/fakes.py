@@ -35,6 +35,7 @@ class Job:
 
     rid: str
     tokens: list[int] = field(default_factory=list)
+    begun: bool = False
     end: str | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -74,6 +75,8 @@ class FakeServer:
         self.healthy = True
         self.frozen = False
         self.refuses_weights = False
+        self.may_load = threading.Event()
+        self.may_load.set()
         self.block_after: int | None = None
         self.seen = threading.Condition()
         self.most_running = 0
@@ -183,22 +186,24 @@ class FakeServer:
         while self.paused:
             job.changed.clear()
             await job.changed.wait()
-        answer = self.reply(prompt, self.weights)
-        for token in answer:
-            while self.block_after is not None and len(job.tokens) >= self.block_after and job.end is None:
-                job.changed.clear()
-                self.note()
-                await job.changed.wait()
+        job.begun = True
+        await self._held(job)
+        for token in self.reply(prompt, self.weights):
             if job.end is not None:
                 return
             job.tokens.append(token)
-            if token in stops:
+            await self._held(job)
+            if job.end is None and token in stops:
                 job.end = "stop"
-                return
-            if len(job.tokens) == limit:
+            elif job.end is None and len(job.tokens) == limit:
                 job.end = "length"
-                return
-        job.end = "stop"
+        job.end = job.end or "stop"
+
+    async def _held(self, job: Job) -> None:
+        while self.block_after is not None and len(job.tokens) >= self.block_after and job.end is None:
+            job.changed.clear()
+            self.note()
+            await job.changed.wait()
 
     def logprob(self, token: int, temperature: float, top_k: int, penalty: float) -> float:
         value = -1.0 - token / 10_000
@@ -208,7 +213,7 @@ class FakeServer:
 
     def stop_all(self) -> None:
         for job in self.jobs.values():
-            if job.tokens or self.block_after == 0:
+            if job.begun:
                 job.end = "abort"
             job.changed.set()
 
@@ -217,7 +222,9 @@ class FakeServer:
         for job in self.jobs.values():
             job.changed.set()
 
-    def load(self, path: str) -> None:
+    async def load(self, path: str) -> None:
+        self.note()
+        await asyncio.to_thread(self.may_load.wait)
         self.weights = path.rsplit("/", 1)[-1]
 
     async def fault(self, request: Request) -> Response | None:
@@ -324,7 +331,7 @@ class FakeVLLM(FakeServer):
         self.paths.append("/collective_rpc")
         if self.refuses_weights:
             return JSONResponse({"error": {"message": "no such weights", "code": 500}}, 500)
-        self.load(body["kwargs"]["weights_path"])
+        await self.load(body["kwargs"]["weights_path"])
         self.note()
         return JSONResponse({"results": [None]})
 
@@ -423,7 +430,7 @@ class FakeSGLang(FakeServer):
         self.paths.append("/update_weights_from_disk")
         if self.refuses_weights:
             return JSONResponse({"success": False, "message": "no such weights", "num_paused_requests": 0}, 400)
-        self.load(body["model_path"])
+        await self.load(body["model_path"])
         self.tag = body["weight_version"]
         return JSONResponse(
             {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
@@ -466,7 +473,7 @@ def changed(change: Callable[[dict[str, Any]], object]) -> Fault:
     async def fault(server: FakeServer, request: Request) -> Response:
         body = server.bodies[-1]
         prompt = body.get("prompt") or body["input_ids"]
-        job = Job(body.get("rid", "cmpl-x"), server.reply(prompt, server.weights), "stop")
+        job = Job(body.get("rid", "cmpl-x"), server.reply(prompt, server.weights), end="stop")
         answer = server.answer(body, job)  # type: ignore[attr-defined]
         change(answer)
         return JSONResponse(answer)
