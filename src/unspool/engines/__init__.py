@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         compute_per_token_logps,
         create_rollout_engine,
     )
+    from unspool.engines.vllm import VLLMEngine, VLLMSampler
 
 __all__ = [
     "Batching",
@@ -44,6 +45,8 @@ __all__ = [
     "ServerEngine",
     "TorchEngine",
     "TorchRolloutEngine",
+    "VLLMEngine",
+    "VLLMSampler",
     "as_engine",
     "compute_per_token_logps",
     "create_rollout_engine",
@@ -56,6 +59,8 @@ _HEAVY = {
     "TorchRolloutEngine": "unspool.engines.torch_rollout",
     "compute_per_token_logps": "unspool.engines.torch_rollout",
     "create_rollout_engine": "unspool.engines.torch_rollout",
+    "VLLMEngine": "unspool.engines.vllm",
+    "VLLMSampler": "unspool.engines.vllm",
 }
 
 
