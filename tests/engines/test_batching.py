@@ -146,6 +146,26 @@ async def test_two_engines_on_one_loop_do_not_wait_for_each_other() -> None:
     assert [answer.tokens for answer in answers] == [[1], [2]]
 
 
+def test_an_ended_session_is_told_to_a_sampler_that_wants_to_know(caplog: pytest.LogCaptureFixture) -> None:
+    class Keeping(Echo):
+        def __init__(self) -> None:
+            super().__init__()
+            self.over: list[str] = []
+
+        def end_session(self, session: str) -> None:
+            self.over.append(session)
+            if session == "b":
+                raise RuntimeError("no such session")
+
+    sampler = Keeping()
+    engine = Batching(sampler)
+    for session in ("a", "b", "c"):
+        engine.end_session(session)
+    assert sampler.over == ["a", "b", "c"]
+    assert "Keeping.end_session failed" in caplog.text
+    Batching(Echo()).end_session("a")
+
+
 @pytest.mark.parametrize(
     "entries",
     [

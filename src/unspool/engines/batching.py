@@ -8,6 +8,7 @@ waits for them.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from weakref import WeakKeyDictionary
 from unspool.engines.protocol import EngineBase, GenerateRequest, Generation, SampledSequence, Sampler
 from unspool.threads import run_in_thread
 from unspool.types import EngineError, SamplingParams
+
+_log = logging.getLogger(__name__)
 
 _YIELDS = 16  # turns of an event loop whose queue cannot be looked at, before it is taken for idle
 _MOST_YIELDS = 256  # turns after which a loop that never runs dry (two of these on one loop, say) is not waited for
@@ -48,7 +51,8 @@ class Batching(EngineBase):
     `max_tokens` of its rows, and an answer longer than its own is cut there, with stop reason `length`.
 
     Args:
-        sampler: see `unspool.engines.protocol.Sampler`. It is called from one thread at a time.
+        sampler: see `unspool.engines.protocol.Sampler`. `sample` is called from one thread at a time. If it has an
+            `end_session(session)`, that is called when an episode is over, from the episode's own thread.
         logprobs: whether its answers carry log-probabilities; None: found out from the first answer.
     """
 
@@ -85,6 +89,16 @@ class Batching(EngineBase):
         if update is None:
             raise EngineError(f"{type(self.sampler).__name__} has no update_weights; give its weights to it directly")
         await run_in_thread(self._alone, update, source, version)
+
+    def end_session(self, session: str) -> None:
+        """Tell the sampler, where it has an `end_session`, perhaps while it samples."""
+        ended = getattr(self.sampler, "end_session", None)
+        if ended is None:
+            return
+        try:
+            ended(session)
+        except Exception:  # the episode is over and well: what it leaves behind is not its fault
+            _log.exception("%s.end_session failed; the session is over all the same", type(self.sampler).__name__)
 
     async def _serve(self, queue: _Queue) -> None:
         while queue.waiting:

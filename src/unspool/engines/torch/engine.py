@@ -22,7 +22,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,7 +46,8 @@ class TorchEngine(EngineBase):
     truncation. A request whose `params.logprobs` is not None, or whose `extra["raw_logprobs"]` is true, gets that
     value for every token beside the other one, in `Generation.extra["raw_logprobs"]`; `params.logprobs=n` also gets the
     n likeliest tokens at each place, `(id, log-probability at temperature 1)`, in `extra["top_logprobs"]`.
-    `prompt_logprobs` are not given: a request that asks for them is refused.
+    `prompt_logprobs` are not given: a request that asks for them is refused, and so is one whose `extra` has any other
+    name (`structured_outputs` and `adapter` are for engines that have them).
 
     Args:
         model: a causal language model, with one engine. It is used as it is, not copied; a trainer may share it, and
@@ -170,6 +171,12 @@ class TorchEngine(EngineBase):
             stop()
             self._version = scheduler.version
 
+    def end_session(self, session: str) -> None:
+        """Drop what is kept of the session."""
+        scheduler = self._scheduler
+        if scheduler is not None:
+            scheduler.end_session(session)
+
     def _forked(self) -> None:
         """In a forked child: the scheduler's thread has stayed behind, and whoever held a lock."""
         self._lock = threading.Lock()
@@ -268,6 +275,7 @@ class TorchEngine(EngineBase):
             raise EngineError(
                 f"prompt_logprobs is {params.prompt_logprobs}, and TorchEngine gives none for prompts; leave it None"
             )
+        _check_extra(request.extra)
         low, high = min(prompt), max(prompt)
         if low < 0 or high >= self._vocabulary:
             raise EngineError(
@@ -323,6 +331,25 @@ if hasattr(os, "register_at_fork"):
 
 def _load_anew(kind: type[TorchEngine], path: str, options: dict[str, Any]) -> TorchEngine:
     return kind.from_pretrained(path, **options)
+
+
+def _check_extra(extra: Mapping[str, Any]) -> None:
+    """Raises EngineError for what would have to be left undone."""
+    for name, value in extra.items():
+        if name == "structured_outputs":
+            raise EngineError(
+                "TorchEngine cannot hold an answer to a form (structured_outputs, which tool_choice asks for too); "
+                "VLLMEngine, VLLMSampler and ServerEngine can"
+            )
+        if name == "adapter":
+            raise EngineError(
+                f"TorchEngine has no adapters by name, and extra asks for {value!r}: merge one "
+                "(from_pretrained(adapter=...), update_weights), or take VLLMEngine, VLLMSampler or ServerEngine"
+            )
+        if name != "raw_logprobs":
+            raise EngineError(
+                f"extra has {name!r}, which TorchEngine does not know; it knows raw_logprobs, so leave it out"
+            )
 
 
 def _check_kind(model: torch.nn.Module) -> None:

@@ -6,11 +6,12 @@ What this module promises:
   the least recently used go first. A cache that is gone is only computed again.
 - A cache belongs to whoever took it out: two requests of one session never write into the same one.
 - A cache is used for the tokens that it holds and no others: it is cut to what it has in common with the request.
+- A session that is said to be over keeps nothing.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -39,11 +40,12 @@ class Kept:
 
 
 class KeptCaches:
-    """Caches by session; for one thread."""
+    """Caches by session; for one thread, but for `over`: to it any thread may append a session that has ended."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._caches: OrderedDict[str, Kept] = OrderedDict()
+        self.over: deque[str] = deque()
         self.tokens = 0
 
     def __len__(self) -> int:
@@ -74,6 +76,11 @@ class KeptCaches:
             self.take(next(iter(self._caches)))
         self._caches[session] = kept
         self.tokens += kept.columns
+
+    def drop_over(self) -> None:
+        """Drop the caches of the sessions that are over."""
+        while self.over:
+            self.take(self.over.popleft())
 
     def clear(self) -> None:
         """Drop all of them."""

@@ -7,8 +7,8 @@ What this module promises:
   leave, and new rows join.
 - No forward pass holds more than `max_batch_tokens` (rows x width of the cache after it) or `max_batch_size` rows.
   Rows are let in with some room to grow; where it runs out, the newest row waits and is prefilled again later.
-- The cache of a row that ends is kept for the next turn of its session, which is fed its new tokens alone. New weights
-  drop all that is kept; where memory runs out it goes first.
+- The cache of a row that ends is kept for the next turn of its session, which is fed its new tokens alone. It goes
+  when the session is over; new weights drop all that is kept, and where memory runs out it goes first.
 - A row's fate is its own. A forward pass that fails is tried again row by row (with half the tokens where memory ran
   out), a row whose logits are unusable fails alone, and the thread lives on until it is stopped.
 """
@@ -68,8 +68,7 @@ class Scheduler:
     ) -> None:
         self.version = version
         self._model = model
-        self._max_tokens = max_batch_tokens
-        self._max_rows = max_batch_size
+        self._max_tokens, self._max_rows = max_batch_tokens, max_batch_size
         self._threads = threads
         self._wake = threading.Condition()
         self._waiting: deque[Row] = deque()
@@ -100,6 +99,12 @@ class Scheduler:
         """Let the row leave before the next forward pass."""
         row.cancelled = True
         with self._wake:
+            self._wake.notify()
+
+    def end_session(self, session: str) -> None:
+        """Drop what is kept of a session, soon; its rows have ended or were cancelled."""
+        with self._wake:
+            self.kept.over.append(session)
             self._wake.notify()
 
     def command(self, work: Callable[[], Any]) -> Future[Any]:
@@ -147,6 +152,7 @@ class Scheduler:
         while self._await_work():
             try:
                 self._run_commands()
+                self.kept.drop_over()  # before rows leave: one that is cancelled and ends meanwhile would be kept
                 self._drop_cancelled()
                 if not self._paused:
                     self._forward()
@@ -162,9 +168,10 @@ class Scheduler:
     def _await_work(self) -> bool:
         """Sleep until there is something to do; False: stop."""
         with self._wake:
-            self._wake.wait_for(
-                lambda: self._stopping or self._commands or (not self._paused and (self._waiting or self._batch.rows))
-            )
+            while not (self._stopping or self._commands or self.kept.over):
+                if not self._paused and (self._waiting or self._batch.rows):
+                    break
+                self._wake.wait()
             return not self._stopping
 
     def _hold(self, paused: bool) -> None:
@@ -176,12 +183,11 @@ class Scheduler:
                 if not self._commands:
                     return
                 work, future = self._commands.popleft()
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(work())
-            except BaseException as error:  # whatever it is, it belongs to whoever asked
-                future.set_exception(error)
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BaseException as error:  # whatever it is, it belongs to whoever asked
+                    future.set_exception(error)
 
     def _drop_cancelled(self) -> None:
         with self._wake:
@@ -245,7 +251,9 @@ class Scheduler:
         count, width = len(self._batch), self._batch.width
         growth = max((row.remaining for row in self._batch.rows), default=0)
         for row in itertools.islice(self._waiting, self._max_rows):
-            one = self._newcomer(row, sessions)
+            kept = None if row.session in sessions else self.kept.peek(row.session)  # unless a row before takes it
+            held = 0 if kept is None else kept.in_common(row.ids)
+            one = Newcomer(row, kept, held) if held else Newcomer(row)
             # Others with about as much to feed go along; with much less or more it would be mostly padding, or
             # tokens computed again.
             head = chosen[0] if chosen else one
@@ -260,12 +268,6 @@ class Scheduler:
             if one.kept is not None:
                 sessions.add(row.session)
         return chosen
-
-    def _newcomer(self, row: Row, taken: set[str]) -> Newcomer:
-        """The row with what is kept of its session, unless a row before it takes that."""
-        kept = None if row.session in taken else self.kept.peek(row.session)
-        held = 0 if kept is None else kept.in_common(row.ids)
-        return Newcomer(row, kept, held) if held else Newcomer(row)
 
     def _make_room(self) -> None:
         """Send the newest rows back to the queue until the next step fits."""
@@ -386,8 +388,7 @@ class Scheduler:
 
     def _shut_down(self) -> None:
         with self._wake:
-            rows = [*self._batch.rows, *self._waiting]
-            commands = list(self._commands)
+            rows, commands = [*self._batch.rows, *self._waiting], list(self._commands)
             self._waiting.clear()
             self._commands.clear()
         self._batch.clear()
