@@ -62,13 +62,16 @@ async def probe_meaning(ask: Callable[[SamplingParams], Awaitable[float]]) -> Lo
 
     Args:
         ask: the log-probability that the server reports for the likeliest first token behind some fixed prompt (whose
-            tokens stand in the prompt, so that a penalty bears on them), under these parameters.
+            tokens a penalty bears on), under these parameters.
+
+    The penalty that is tried is one below 1, which makes the prompt's own tokens by far the likeliest; one above 1 may
+    pass unseen, where what is likely does not stand in the prompt.
     """
     plain = await ask(SamplingParams(max_tokens=1))
     half = await ask(SamplingParams(max_tokens=1, temperature=0.5))
     double = await ask(SamplingParams(max_tokens=1, temperature=2.0))
     cut = await ask(SamplingParams(max_tokens=1, top_k=1))
-    punished = await ask(SamplingParams(max_tokens=1, repetition_penalty=2.0))
+    punished = await ask(SamplingParams(max_tokens=1, repetition_penalty=0.1))
     return LogprobMeaning(
         temperature=abs(half - double) > _EQUAL,
         truncation=abs(cut) < _CERTAIN and abs(plain) > _EQUAL,

@@ -98,7 +98,7 @@ async def test_an_update_in_the_middle_of_a_turn_gives_both_versions_and_log_pro
         errors = [
             abs(scores[start + place, answer.tokens[place]].item() - (answer.logprobs or [])[place]) for place in places
         ]
-        assert max(errors) < 0.15
+        assert max(errors) < 0.3
         assert sum(errors) / len(errors) < 0.03
 
 
