@@ -68,6 +68,7 @@ class Control:
         self._model = model
         self._queue = queue
         self._weights: tuple[Path, str] | None = None
+        self._touched = False  # whether servers were ever paused: one that comes back may still be
         self._one_change = asyncio.Lock()
         self._lock = threading.Lock()
         self._tasks: dict[object, tuple[int, Future[Any]]] = {}
@@ -130,6 +131,8 @@ class Control:
 
     async def _start(self) -> None:
         self._fleet.closed = False
+        self._tried.clear()
+        self._fatal.clear()
         replicas = self._fleet.replicas
         for replica in replicas:
             self._look_after(replica)
@@ -183,9 +186,10 @@ class Control:
             if self._weights is not None:
                 await self._kind.pause(post)
                 await self._kind.load(post, *self._weights)
+            if self._touched:
                 await self._kind.resume(post)
-            if replica.meaning is None or self._weights is None:
-                replica.meaning = await probe_meaning(partial(self._likeliest, replica))
+            replica.error = "it does not answer requests of one token; is it paused?"
+            replica.meaning = await probe_meaning(partial(self._likeliest, replica))
             if self.held:
                 await self._kind.pause(post)
             self._fleet.restore(replica)
@@ -212,7 +216,7 @@ class Control:
             logprobs=1,
         )
         asked = Asked(GenerateRequest(_PROBE, params), _PROBE, 1, 0, replica.model, f"probe-{random.getrandbits(64):x}")
-        data = await self._post(replica)(self._kind.path, self._kind.body(asked))
+        data = await self._post(replica, self._times.start)(self._kind.path, self._kind.body(asked))
         self._kind.read(data, asked)
         return self._kind.likeliest(data)
 
@@ -293,13 +297,15 @@ class Control:
 
     async def update(self, path: Path, version: int | None) -> None:
         """Give all live servers new weights; see `ServerEngine.update_weights`."""
-        await self._join(object(), partial(self._update, path, version))
+        await _whole(self._update(path, version))
 
     async def pause(self) -> None:
-        await self._join(object(), self._pause)
+        """See `ServerEngine.pause`."""
+        await _whole(self._pause())
 
     async def resume(self) -> None:
-        await self._join(object(), self._resume)
+        """See `ServerEngine.resume`."""
+        await _whole(self._resume())
 
     async def _update(self, path: Path, version: int | None) -> None:
         async with self._one_change:
@@ -333,6 +339,7 @@ class Control:
             EngineError: it failed for all, or none is live. They are as they were then.
         """
         self._fleet.gate(opened=False)
+        self._touched = True
         replicas = self._fleet.live
         if not replicas:
             raise EngineError("no server is live: " + "; ".join(f"{r.url}: {r.error}" for r in self._fleet.replicas))
@@ -366,3 +373,8 @@ class Control:
 
         await asyncio.gather(*(go_on(replica) for replica in self._fleet.live))
         self._fleet.gate(opened=True)
+
+
+async def _whole(work: Coroutine[Any, Any, None]) -> None:
+    """Do something on the private loop to its end, whether or not its caller stays."""
+    await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, private_loop())))

@@ -224,7 +224,7 @@ class ServerEngine(EngineBase):
         """The answer to one try, with the version of its tokens; tried again where that may help."""
         tries = AsyncRetrying(
             retry=retry_if_exception(lambda error: isinstance(error, SendError) and error.again),
-            wait=self._pause_after,
+            wait=_pause_after,
             stop=stop_after_attempt(self._max_retries + 1),
             reraise=True,
         )
@@ -234,9 +234,6 @@ class ServerEngine(EngineBase):
             if not error.again:
                 raise
             raise EngineError(f"{error}; it was tried {self._max_retries + 1} times (max_retries)") from error
-
-    def _pause_after(self, state: RetryCallState) -> float:
-        return max(_BACKOFF(state), self._fleet.rest())
 
     async def _ask(self, turn: Turn) -> tuple[Answer, int]:
         """One try at a live server; a try that loses its server is followed by the next at once."""
@@ -264,11 +261,13 @@ class ServerEngine(EngineBase):
                 raise EngineError(f"a turn lost its server {losses} times; the last error was: {error}") from error
 
     def _make_way(self, seat: Seat, failure: SendError) -> None:
-        """Let an episode's next try go elsewhere."""
-        if failure.overloaded or failure.after is not None:
-            self._fleet.hold(seat.replica, _OVERLOAD_PAUSE if failure.after is None else failure.after)
-        if failure.again:
-            self._fleet.move(seat)
+        """Let an episode's next try go elsewhere; where there is nowhere, it waits as long as the server asked for."""
+        if failure.overloaded and failure.after is None:
+            failure.after = _OVERLOAD_PAUSE
+        if failure.after is not None:
+            self._fleet.hold(seat.replica, failure.after)
+        if failure.again and self._fleet.move(seat):
+            failure.after = None
 
     async def _send(self, seat: Seat, turn: Turn) -> tuple[Answer, int]:
         """Send a try, and wait for its answer.
@@ -311,6 +310,12 @@ class ServerEngine(EngineBase):
         work.cancel()
         work.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         self._control.abort(replica, rid)
+
+
+def _pause_after(state: RetryCallState) -> float:
+    """Seconds until the next try: more and more of them by chance, and no fewer than the server asked for."""
+    failure = state.outcome.exception() if state.outcome is not None else None
+    return max(_BACKOFF(state), (failure.after or 0.0) if isinstance(failure, SendError) else 0.0)
 
 
 def _urls(urls: str | Iterable[str]) -> list[str]:

@@ -256,13 +256,15 @@ class Fleet:
             self._free(self._seats.get(session))
             self._admit()
 
-    def move(self, seat: Seat) -> None:
+    def move(self, seat: Seat) -> bool:
         """Let an episode's next request go to the server that has most room, if there is another one."""
         with self._lock:
             now = time.monotonic()
             others = (replica for replica in self.replicas if replica.live and replica is not seat.replica)
-            if any(self._has_room(replica) and replica.held_until <= now for replica in others):
-                self._free(seat if self._seats.get(seat.session) is seat else None)
+            room = any(self._has_room(replica) and replica.held_until <= now for replica in others)
+            if room and self._seats.get(seat.session) is seat:
+                self._free(seat)
+            return room
 
     def _free(self, seat: Seat | None) -> None:
         """Take a seat away; the requests that run on it go on."""
@@ -315,7 +317,7 @@ class Fleet:
     def close(self) -> None:
         """Take all servers out; whoever waits is told."""
         with self._lock:
-            self.closed = True
+            self.closed, self._kept = True, False
             waiters = [*self._before, *self._queue]
         for replica in self.replicas:
             self.lose(replica, "the engine was closed")
@@ -335,12 +337,6 @@ class Fleet:
         """A server asked for rest."""
         with self._lock:
             replica.held_until = max(replica.held_until, time.monotonic() + seconds)
-
-    def rest(self) -> float:
-        """Seconds until a live server may be asked again."""
-        with self._lock:
-            until = [replica.held_until for replica in self.replicas if replica.live]
-        return max(0.0, min(until, default=0.0) - time.monotonic())
 
     @property
     def live(self) -> list[Replica]:
