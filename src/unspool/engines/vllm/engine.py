@@ -106,6 +106,7 @@ class VLLMEngine(EngineBase):
         self._made: Made | None = None
         self._sessions: Sessions | None = None
         self._closed = self._paused = False
+        self._asleep = 0  # the level
         self._running: set[asyncio.Task[Any]] = set()
         self._home: Home | None = None
         self._process = os.getpid()
@@ -152,7 +153,7 @@ class VLLMEngine(EngineBase):
     async def sleep(self, level: int = 1) -> None:
         """Give memory back until `wake_up`: 1 moves weights to the CPU and drops the cache, 2 drops both.
 
-        Running requests are held and computed anew afterwards. After level 2, `update_weights` must follow `wake_up`.
+        Running requests are held, and computed anew afterwards. After level 2 it is `update_weights` that wakes it up.
 
         Raises:
             EngineError: vLLM was made without `enable_sleep_mode=True`, or runs on a CPU, which cannot.
@@ -160,7 +161,11 @@ class VLLMEngine(EngineBase):
         await self._at_home().finish(self._sleep(level))
 
     async def wake_up(self) -> None:
-        """Take the memory again, and go on."""
+        """Take the memory again, and go on.
+
+        Raises:
+            EngineError: it sleeps at level 2, and has no weights to go on with.
+        """
         await self._at_home().finish(self._wake_up())
 
     def end_session(self, session: str) -> None:
@@ -219,7 +224,7 @@ class VLLMEngine(EngineBase):
         if self._mode == "resumable":
             assert self._home is not None
             self._sessions = Sessions(made.llm, self._home, made.most_sessions, made.most_session_tokens)
-        self._paused = False
+        self._paused, self._asleep = False, 0
         self._made = made
 
     async def _close(self) -> None:
@@ -249,12 +254,25 @@ class VLLMEngine(EngineBase):
         async with self._alone():
             if self._sessions is not None:
                 await self._sessions.interrupt()
-                self._sessions.go_on()
-            await made.llm.sleep(level, mode="keep")
+            try:
+                await made.llm.sleep(level, mode="keep")
+                self._asleep = level
+            finally:
+                if self._sessions is not None:
+                    self._sessions.go_on()
 
     async def _wake_up(self) -> None:
         made = await self._ready()
-        await made.llm.wake_up()
+        async with self._alone():
+            if self._asleep == 2:
+                raise EngineError("sleep(2) has dropped the weights; update_weights(source) wakes the engine up")
+            if self._asleep:
+                await self._wake(made)
+
+    async def _wake(self, made: Made, tags: list[str] | None = None) -> None:
+        """Take memory again; once all of it is there, vLLM goes on by itself."""
+        if await made.llm.wake_up(tags):
+            self._asleep, self._paused = 0, False
 
     def _alone(self) -> asyncio.Lock:
         self._updating = self._updating or asyncio.Lock()
@@ -263,6 +281,8 @@ class VLLMEngine(EngineBase):
     async def _update(self, source: Any, version: int | None) -> None:
         made = await self._ready()
         async with self._alone():
+            if self._asleep == 1:
+                raise EngineError("the engine sleeps; wake_up() before update_weights")
             new = self._version + 1 if version is None else version
             with_folder = checkpoint(source, made.shapes)
             folder = await run_in_thread(with_folder.__enter__)
@@ -275,14 +295,19 @@ class VLLMEngine(EngineBase):
         if self._sessions is not None:
             await self._sessions.interrupt()
         try:
-            await made.llm.pause_generation(mode="keep", clear_cache=True)
+            if self._asleep:
+                await self._wake(made, ["weights"])
+            else:
+                await made.llm.pause_generation(mode="keep", clear_cache=True)
             await made.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
             await made.llm.update_weight_version(str(version))
             self._version = version
+            if self._asleep:
+                await self._wake(made, ["kv_cache"])
         except Exception as error:
             raise made.told(error, f"vLLM could not take the weights of {str(folder)!r}") from error
         finally:
-            if not self._paused:
+            if not self._paused and not self._asleep:
                 await made.llm.resume_generation()
             if self._sessions is not None:
                 self._sessions.go_on()

@@ -83,12 +83,15 @@ class Made:
 
     def told(self, error: Exception, what: str) -> EngineError:
         """An error of vLLM's, as one of unspool's."""
+        from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError
 
         if isinstance(error, EngineDeadError) or isinstance(error.__cause__, EngineDeadError):
             return EngineError(
                 "vLLM's engine core has died, and its log says why; close() and start() the engine to load it again"
             )
+        if isinstance(error, VLLMClientError):
+            return EngineError(f"vLLM does not take the request: {error}")
         reason = error.__cause__ or error
         return EngineError(f"{what}: {reason}")
 
@@ -105,7 +108,7 @@ def structured(wanted: Mapping[str, Any]) -> Any:
         return StructuredOutputsParams(**dict(wanted))
     except Exception as error:  # vLLM's own, and pydantic's
         raise EngineError(
-            f"structured_outputs {dict(wanted)!r} must be one of json, regex, choice, grammar, structural_tag: {error}"
+            f"structured_outputs must hold one of json, regex, choice, grammar and structural_tag, not {wanted!r}"
         ) from error
 
 
