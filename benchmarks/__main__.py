@@ -1,4 +1,4 @@
-"""`python -m benchmarks [a] [b] [c] [d] [e] [--quick] [--json FILE]`."""
+"""`python -m benchmarks [a] [b] [c] [d] [e] [f] [g] [--quick] [--json FILE]`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,26 @@ def _first_token(quick: bool) -> Result:
     return first_token.run(quick)
 
 
+def _vllm_turns(quick: bool) -> Result:
+    from benchmarks import vllm_turns
+
+    return vllm_turns.run(quick)
+
+
+def _vllm_schedule(quick: bool) -> Result:
+    from benchmarks import vllm_schedule
+
+    return vllm_schedule.run(quick)
+
+
 BENCHMARKS: dict[str, Callable[[bool], Result]] = {
     "a": schedule.run,
     "b": overhead.run,
     "c": scale.run,
     "d": _torch_turns,
     "e": _first_token,
+    "f": _vllm_turns,
+    "g": _vllm_schedule,
 }
 
 
@@ -41,9 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="(a) schedule, (b) overhead of a turn, (c) scale, (d) turns on a real model, "
-        "(e) time to the first token; docs/benchmarks.md says what each measures",
+        "(e) time to the first token, (f) turns and (g) slow tools on vLLM; docs/benchmarks.md says what each measures",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a, b, c, d, e; none means all of them")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a to g; none means all of them")
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes, to see that they run: the figures say nothing"
     )

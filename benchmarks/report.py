@@ -33,7 +33,7 @@ class Result:
     """One benchmark's table.
 
     Attributes:
-        name: a, b, c, d or e.
+        name: a letter, a to g.
         title: what was measured.
         columns: the heads of the columns behind the contestant's name, with units.
         rows: contestant and its cells; None where a cell does not apply.

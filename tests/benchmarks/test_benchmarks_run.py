@@ -137,3 +137,18 @@ def test_the_first_token_is_timed_at_every_length() -> None:
     result = BENCHMARKS["e"](True)
     assert [name for name, _ in result.rows] == ["unspool, 60 tokens", "unspool, 120 tokens"]
     assert all(float(cell or 0) > 0 for _, cells in result.rows for cell in cells)
+
+
+@pytest.mark.vllm
+def test_turns_on_vllm_are_counted_against_one_plain_batch_and_prefill_what_is_new() -> None:
+    result = BENCHMARKS["f"](True)
+    assert result.facts == {"episodes": 2, "turns": 4, "tokens": 2 * 2 * 48}
+    assert len(result.rows) == 3
+    assert result.targets[2].met  # a count of tokens, whatever the clock says
+
+
+@pytest.mark.vllm
+def test_slow_tools_on_vllm_are_timed_against_both_bounds() -> None:
+    result = BENCHMARKS["g"](True)
+    assert result.facts == {"episodes": 4, "calls": 4, "slow calls": 1}
+    assert len(result.rows) == 4
