@@ -22,6 +22,7 @@ class Answer:
 
     Attributes:
         finish: vLLM's reason; None: it goes on.
+        cached: how many tokens of the context were not computed anew.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -29,6 +30,7 @@ class Answer:
     versions: list[int] = field(default_factory=list)
     alternatives: list[Alternatives] = field(default_factory=list)
     finish: str | None = None
+    cached: int = 0
 
     def add(self, output: Any, wanted: int, version: int) -> None:
         """Append a `CompletionOutput`.
@@ -58,7 +60,9 @@ class Answer:
         stop = _STOPS.get(self.finish or "")
         if stop is None:
             raise EngineError(_failed(self.finish, len(self.tokens)))
-        extra = {"top_logprobs": self.alternatives} if self.alternatives else {}
+        extra: dict[str, Any] = {"cached_tokens": self.cached}
+        if self.alternatives:
+            extra["top_logprobs"] = self.alternatives
         return Generation(self.tokens, self.logprobs, self.versions, stop, extra)
 
 

@@ -347,6 +347,7 @@ class VLLMEngine(EngineBase):
         async with aclosing(made.stream(turn)) as outputs:
             async for output in outputs:
                 answer.add(output.outputs[0], turn.request.params.logprobs or 0, self._version)
+                answer.cached = output.num_cached_tokens or 0
         return answer
 
     async def _go_on(self, made: Made, turn: Turn, begun: Answer) -> Generation:

@@ -99,9 +99,10 @@ class Session:
         from vllm.inputs import tokens_input
 
         ids, wanted = turn.request.input_ids, turn.request.params.logprobs or 0
-        chunk = ids[max(len(self.held) - 1, 0) :]  # from the last sampled token on: vLLM does not hold it
+        cached = max(len(self.held) - 1, 0)
+        chunk = ids[cached:]  # from the last sampled token on: vLLM does not hold it
         self._inbox.put_nowait(StreamingInput(tokens_input(chunk), self._params(turn.fields)))
-        answer = Answer()
+        answer = Answer(cached=cached)
         try:
             while answer.finish is None:
                 output = await anext(self._outputs)
