@@ -110,7 +110,8 @@ def flat(*places: dict[int, float]) -> FlatLogprobs:
 
 
 def output(tokens: list[int], entries: Any, finish: str | None = "stop", spans: Any = ()) -> Any:
-    return SimpleNamespace(token_ids=tokens, logprobs=entries, finish_reason=finish, weight_versions=spans)
+    part = SimpleNamespace(token_ids=tokens, logprobs=entries, finish_reason=finish, weight_versions=spans)
+    return SimpleNamespace(outputs=[part], num_cached_tokens=3)
 
 
 def span(version: str, start: int, end: int) -> Any:
@@ -138,6 +139,7 @@ def test_an_answer_in_two_parts_is_one_answer() -> None:
     answer.add(output([6, 2], flat({6: -0.25, 8: float("-inf")}, {2: 0.0, 1: -9.0})), 2, 0)
     made = answer.generation()
     assert (made.tokens, made.logprobs, made.versions) == ([5, 6, 2], [-0.5, -0.25, 0.0], [0, 0, 0])
+    assert made.extra["cached_tokens"] == 3
     assert made.extra["top_logprobs"] == [[(5, -0.5), (9, -0.7)], [(6, -0.25)], [(2, 0.0), (1, -9.0)]]
 
 

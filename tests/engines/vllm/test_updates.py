@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.engines.vllm.asking import ADAPTER, QUESTIONS, SUM, asked, expected, model, request
+from tests.engines.vllm.asking import ADAPTER, QUESTIONS, SUM, asked, expected, model, request, until
 from unspool import ChatTemplate, SamplingParams
 from unspool.engines import VLLMEngine, VLLMSampler
 from unspool.engines.embedded import embedded_adapter, ensure_embedded_model
@@ -33,6 +33,12 @@ def changed() -> dict[str, torch.Tensor]:
     state = load_file(ensure_embedded_model() / "model.safetensors")
     state[NORM] = state[NORM] / 2
     return state
+
+
+def sampled(engine: VLLMEngine) -> int:
+    """How many tokens vLLM has told of the requests that run."""
+    states = engine._made.llm.output_processor.request_states  # type: ignore[union-attr]
+    return sum(state.detokenizer.num_output_tokens() for state in list(states.values()))
 
 
 async def test_an_update_changes_outputs_and_the_version(restored: VLLMEngine, template: ChatTemplate) -> None:
@@ -59,7 +65,7 @@ async def test_an_update_in_the_middle_of_a_generation_gives_both_versions_insid
     endless = request(prompt, session=session, max_tokens=160, extra={"ignore_eos": True})
     version = restored.version
     running = asyncio.create_task(restored.generate(endless))
-    await asyncio.sleep(0.6)
+    await until(lambda: sampled(restored) >= 5)
     await restored.update_weights(changed())
     answer = await running
     assert answer.versions is not None and answer.logprobs is not None

@@ -22,6 +22,7 @@ class Answer:
 
     Attributes:
         finish: vLLM's reason; None: it goes on.
+        cached: tokens of the prompt that were not computed but found in the cache.
         cached: how many tokens of the context were not computed anew.
     """
 
@@ -33,12 +34,14 @@ class Answer:
     cached: int = 0
 
     def add(self, output: Any, wanted: int, version: int) -> None:
-        """Append a `CompletionOutput`.
+        """Append a `RequestOutput`.
 
         Args:
             wanted: how many alternatives were asked for.
             version: of tokens of which vLLM does not say it.
         """
+        self.cached = output.num_cached_tokens or 0
+        output = output.outputs[0]
         tokens = list(output.token_ids)
         entries = output.logprobs
         if entries is None:

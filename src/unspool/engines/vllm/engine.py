@@ -41,7 +41,8 @@ class VLLMEngine(EngineBase):
 
     Greedy requests (temperature 0) report the model's own log-probability, at temperature 1 and without truncation.
     A request with `params.logprobs=n` also gets the n likeliest tokens at each place, `(id, log-probability under the
-    sampling distribution)`, in `Generation.extra["top_logprobs"]`. `GenerateRequest.extra` may hold `adapter`,
+    sampling distribution)`, in `Generation.extra["top_logprobs"]`; `extra["cached_tokens"]` says how much of the prompt
+    was found in the cache. `GenerateRequest.extra` may hold `adapter`,
     `structured_outputs`, and any field of vLLM's SamplingParams that a request does not set itself (`min_p`, say).
 
     Args:
@@ -346,7 +347,7 @@ class VLLMEngine(EngineBase):
         answer = Answer()
         async with aclosing(made.stream(turn)) as outputs:
             async for output in outputs:
-                answer.add(output.outputs[0], turn.request.params.logprobs or 0, self._version)
+                answer.add(output, turn.request.params.logprobs or 0, self._version)
                 answer.cached = output.num_cached_tokens or 0
         return answer
 
@@ -360,6 +361,7 @@ class VLLMEngine(EngineBase):
             seed=request.seed + count,
         )
         answer = await self._ordinary(made, _turn(made, rest, self._adapters, made.meaning))
+        answer.cached = begun.cached
         answer.tokens = begun.tokens + answer.tokens
         answer.logprobs = begun.logprobs + answer.logprobs
         answer.versions = begun.versions + answer.versions

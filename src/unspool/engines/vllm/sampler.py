@@ -155,7 +155,7 @@ class VLLMSampler:
 
     def _answer(self, output: Any, params: SamplingParams) -> SampleResponse:
         answer = Answer()
-        answer.add(output.outputs[0], params.logprobs or 0, self.version)
+        answer.add(output, params.logprobs or 0, self.version)
         made = answer.generation()
         return SampleResponse([SampledSequence(made.stop_reason, made.tokens, made.logprobs)])
 

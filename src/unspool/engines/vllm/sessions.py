@@ -106,7 +106,7 @@ class Session:
         try:
             while answer.finish is None:
                 output = await anext(self._outputs)
-                answer.add(output.outputs[0], wanted, version)
+                answer.add(output, wanted, version)
         except BaseException:
             self.ended = True
             await self._outputs.aclose()
