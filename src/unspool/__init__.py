@@ -22,9 +22,9 @@ if TYPE_CHECKING:
         TorchEngine,
     )
     from unspool.episode import Episode, Limits, run_episode
-    from unspool.policy import TokenPolicy
+    from unspool.policy import ChatPolicy, OpenAI, TokenPolicy
     from unspool.record import Cause, Record, Span
-    from unspool.rollout import MultiTurnRollout, Rollout, RolloutStats
+    from unspool.rollout import APIMultiTurnRollout, MultiTurnRollout, Rollout, RolloutStats
     from unspool.template import ChatTemplate, Diagnosis, doctor
     from unspool.types import Message, RolloutInterrupted, SamplingParams, ToolCall, UnspoolError
     from unspool.world import (
@@ -50,9 +50,9 @@ _HOMES = {
     "unspool.engines": "Batching Engine GenerateRequest Generation SampledSequence SampleResponse ScriptedEngine"
     " ServerEngine TorchEngine",
     "unspool.episode": "Episode Limits run_episode",
-    "unspool.policy": "TokenPolicy",
+    "unspool.policy": "ChatPolicy OpenAI TokenPolicy",
     "unspool.record": "Cause Record Span",
-    "unspool.rollout": "MultiTurnRollout Rollout RolloutStats",
+    "unspool.rollout": "APIMultiTurnRollout MultiTurnRollout Rollout RolloutStats",
     "unspool.template": "ChatTemplate Diagnosis doctor",
     "unspool.types": "Message RolloutInterrupted SamplingParams ToolCall UnspoolError",
     "unspool.world": "Env EnvTool EnvWorld PolicyPlayer PythonTool Step StepResult TextEnv Tool ToolManager"
@@ -61,8 +61,10 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
+    "APIMultiTurnRollout",
     "Batching",
     "Cause",
+    "ChatPolicy",
     "ChatTemplate",
     "Diagnosis",
     "Engine",
@@ -75,6 +77,7 @@ __all__ = [
     "Limits",
     "Message",
     "MultiTurnRollout",
+    "OpenAI",
     "PolicyPlayer",
     "PythonTool",
     "Record",

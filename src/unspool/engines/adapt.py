@@ -37,5 +37,6 @@ def as_engine(value: object, *, device: object = None) -> Engine:
     raise InvalidTypeError(
         f"sampler must be an Engine (token ids in and out) or have sample(batch, sampling_params) or "
         f"MiniMind's rollout(...), "
-        f"which {type(value).__name__} has not; something that returns text only cannot be recorded token by token"
+        f"which {type(value).__name__} has not; something that returns text only cannot be recorded token by token "
+        "(for an OpenAI-compatible API there is APIMultiTurnRollout)"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -182,14 +182,28 @@ def _own_copy(message: Mapping[str, Any]) -> MessageDict:
     return {key: value if isinstance(value, str) else deepcopy(value) for key, value in message.items()}
 
 
-_SOMETIMES = ("branches", "branch", "reward", "reward_error", "env_info", "group", "sample")
+_SOMETIMES = ("branches", "branch", "reward", "reward_error", "env_info", "group", "sample", "usage")
+_ARRAYS = ("input_ids", "labels", "loss_mask", "logprobs", "versions", "spans")
 
 
 def _passed_through(trajectory: Trajectory) -> Trajectory:
     """What the user gave; of an earlier output that is run again, nothing that speaks of the earlier run."""
-    if not ("spans" in trajectory and "stop_reason" in trajectory):
+    if not ("timings" in trajectory and "stop_reason" in trajectory):
         return trajectory
-    return {key: value for key, value in trajectory.items() if key not in _SOMETIMES}
+    return {key: value for key, value in trajectory.items() if key not in _SOMETIMES and key not in _ARRAYS}
+
+
+def _summed(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counters added up by name, nested ones too; what is no number is left out."""
+    total: dict[str, Any] = {}
+    for count in counts:
+        for name, value in count.items():
+            if isinstance(value, Mapping):
+                below = total.get(name)
+                total[name] = _summed([below if isinstance(below, Mapping) else {}, value])
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                total[name] = total.get(name, 0) + value
+    return total
 
 
 def finished(job: Job, *, recorded: bool) -> Trajectory:
@@ -213,6 +227,9 @@ def finished(job: Job, *, recorded: bool) -> Trajectory:
         output["reward"] = episode.reward
     if episode.reward_error is not None:
         output["reward_error"] = episode.reward_error
+    usage = _summed(turn.usage for turn in episode.turns)
+    if usage:
+        output["usage"] = usage
     if episode.info:
         output["env_info"] = episode.info
     if job.group is not None:
