@@ -20,10 +20,12 @@ def server() -> Iterator[FakeVLLM]:
 
 
 async def queued(engine: ServerEngine, count: int) -> None:
-    """Return when so many episodes wait: a turn of the loop is all that they need for it."""
-    for _ in range(100):
-        await asyncio.sleep(0)
-    assert engine._fleet.queue == count
+    """Return when so many episodes wait."""
+    for _ in range(10_000):
+        if engine._fleet.queue == count:
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError(f"{engine._fleet.queue} episodes wait, not {count}")
 
 
 async def test_at_most_max_episodes_are_with_a_server_and_the_others_come_in_their_order(server: FakeVLLM) -> None:

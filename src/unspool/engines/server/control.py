@@ -68,7 +68,6 @@ class Control:
         self._model = model
         self._queue = queue
         self._weights: tuple[Path, str] | None = None
-        self._touched = False  # whether servers were ever paused: one that comes back may still be
         self._one_change = asyncio.Lock()
         self._lock = threading.Lock()
         self._tasks: dict[object, tuple[int, Future[Any]]] = {}
@@ -186,12 +185,13 @@ class Control:
             if self._weights is not None:
                 await self._kind.pause(post)
                 await self._kind.load(post, *self._weights)
-            if self._touched:
+            if replica.paused or self._weights is not None:
                 await self._kind.resume(post)
+                replica.paused = False
             replica.error = "it does not answer requests of one token; is it paused?"
             replica.meaning = await probe_meaning(partial(self._likeliest, replica))
             if self.held:
-                await self._kind.pause(post)
+                await self._hold(replica)
             self._fleet.restore(replica)
 
     async def _name(self, replica: Replica) -> None:
@@ -339,7 +339,6 @@ class Control:
             EngineError: it failed for all, or none is live. They are as they were then.
         """
         self._fleet.gate(opened=False)
-        self._touched = True
         replicas = self._fleet.live
         if not replicas:
             raise EngineError("no server is live: " + "; ".join(f"{r.url}: {r.error}" for r in self._fleet.replicas))
@@ -352,12 +351,20 @@ class Control:
 
     async def _stop(self, replica: Replica) -> None:
         """Pause a server; on return nothing of ours runs in it."""
-        await self._kind.pause(self._post(replica))
+        await self._hold(replica)
         bell = self._fleet.calls_ended
         if not await bell.until(lambda: not replica.calls, _LAST_ANSWERS):
             for call in list(replica.calls):
                 call.interrupt("it had not begun when its server was paused")
             await bell.until(lambda: not replica.calls)
+
+    async def _hold(self, replica: Replica) -> None:
+        replica.paused = True
+        try:
+            await self._kind.pause(self._post(replica))
+        except SendError as error:
+            replica.paused = error.status != 404  # it has no such thing; of other failures one cannot know
+            raise
 
     async def _reload(self, replica: Replica, *, path: Path, tag: str) -> None:
         await self._stop(replica)
@@ -368,10 +375,11 @@ class Control:
         async def go_on(replica: Replica) -> None:
             try:
                 await self._kind.resume(self._post(replica))
+                replica.paused = False
             except EngineError as error:
                 self.lost(replica, f"it cannot go on: {error}")
 
-        await asyncio.gather(*(go_on(replica) for replica in self._fleet.live))
+        await asyncio.gather(*(go_on(replica) for replica in self._fleet.live if replica.paused))
         self._fleet.gate(opened=True)
 
 

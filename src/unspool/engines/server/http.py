@@ -12,6 +12,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -23,6 +24,10 @@ from unspool.types import EngineError
 
 _AGAIN: Final = frozenset({408, 409, 429})
 _OVERLOADED: Final = frozenset({429, 503})
+_IN_A_POOL: Final = 64
+"""Connections in use in one pool; further ones go to a further pool. What httpx does for a request takes time in
+proportion to its pool."""
+
 _KEPT_OPEN: Final = 2.0
 """Seconds that an idle connection is kept. Servers close theirs after 5 s, and one that both use up at once breaks."""
 
@@ -49,6 +54,14 @@ class SendError(EngineError):
         return self.status in _OVERLOADED
 
 
+@dataclass(eq=False, slots=True)
+class _Pool:
+    """Some connections, and how many of them are in use."""
+
+    client: httpx.AsyncClient
+    busy: int = 0
+
+
 class Http:
     """The connections of one engine, whatever the number of servers.
 
@@ -61,22 +74,25 @@ class Http:
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._connect_timeout = connect_timeout
         self._lock = threading.Lock()
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+        self._tls = httpx.create_ssl_context()
+        self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Pool]] = WeakKeyDictionary()
 
-    def _client(self) -> httpx.AsyncClient:
-        """The client of the running loop."""
+    def _pool(self) -> _Pool:
+        """A pool of the running loop that has room."""
         loop = asyncio.get_running_loop()
         with self._lock:
-            client = self._clients.get(loop)
-            if client is None:
-                client = self._clients[loop] = httpx.AsyncClient(
-                    headers=self._headers,
-                    timeout=httpx.Timeout(None, connect=self._connect_timeout),
-                    limits=httpx.Limits(
-                        max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEPT_OPEN
-                    ),
-                )
-            return client
+            pools = self._pools.setdefault(loop, [])
+            for pool in pools:
+                if pool.busy < _IN_A_POOL:
+                    return pool
+            client = httpx.AsyncClient(
+                headers=self._headers,
+                timeout=httpx.Timeout(None, connect=self._connect_timeout),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEPT_OPEN),
+                verify=self._tls,
+            )
+            pools.append(_Pool(client))
+            return pools[-1]
 
     async def send(self, url: str, body: Mapping[str, Any] | None = None, *, seconds: float, get: bool = False) -> str:
         """The body of the answer. The connection is closed where the wait for it is cancelled.
@@ -84,19 +100,22 @@ class Http:
         Raises:
             SendError: there was no answer within `seconds`, or one that says no.
         """
-        client = self._client()
+        pool = self._pool()
+        pool.busy += 1
         try:
             async with asyncio.timeout(seconds):
                 if get:
-                    response = await client.get(url)
+                    response = await pool.client.get(url)
                 else:
-                    response = await client.post(url, json=body)
+                    response = await pool.client.post(url, json=body)
         except TimeoutError:
             raise SendError(f"{url} did not answer within {seconds:g} s") from None
         except httpx.TransportError as error:
             raise SendError(f"{url}: {_say(error)}") from error
         except (httpx.InvalidURL, httpx.DecodingError) as error:
             raise SendError(f"{url}: {_say(error)}", again=False) from error
+        finally:
+            pool.busy -= 1
         status = response.status_code
         if status >= 300:
             raise SendError(
@@ -118,10 +137,10 @@ class Http:
     async def close(self) -> None:
         """Close the connections of this loop and of others that run."""
         with self._lock:
-            clients = list(self._clients.items())
-            self._clients.clear()
+            pools = [(loop, pool.client) for loop, several in self._pools.items() for pool in several]
+            self._pools.clear()
         here = asyncio.get_running_loop()
-        for loop, client in clients:
+        for loop, client in pools:
             if loop is here:
                 await client.aclose()
             elif loop.is_running():

@@ -51,10 +51,11 @@ class Call:
 
 @dataclass(eq=False, slots=True)
 class Replica:
-    """One server. `live`: requests may be sent to it; else it is looked after until it is."""
+    """One server. `live`: requests may be sent to it; else it is looked after until it is. `paused`: it may be."""
 
     url: str
     live: bool = False
+    paused: bool = False
     seats: int = 0
     calls: set[Call] = field(default_factory=set)
     held_until: float = 0.0

@@ -129,9 +129,11 @@ async def _developer(post: Post, path: str, body: Mapping[str, Any] | None = Non
         return await post(path, body)
     except SendError as failure:
         if failure.status == 404:
-            raise EngineError(
+            raise SendError(
                 f"{failure}; vLLM has it in developer mode only: start the server with VLLM_SERVER_DEV_MODE=1 in its "
-                "environment"
+                "environment",
+                status=404,
+                again=False,
             ) from failure
         raise
 
