@@ -237,6 +237,8 @@ class VLLMEngine(EngineBase):
         if self._running:
             await asyncio.wait(list(self._running), timeout=10)
         if self._given is None:
+            if made.llm.output_handler is not None:
+                made.llm.output_handler.cancel()  # it would take the end of the engine core for its death, and say so
             await run_in_thread(made.llm.shutdown)
 
     async def _pause(self) -> None:
