@@ -22,7 +22,18 @@ from pydantic import BaseModel
 
 import unspool
 from examples.scripted import call, says, small_template
-from unspool import Cause, ChatTemplate, Limits, MultiTurnRollout, SamplingParams, Tool, ToolManager, tool
+from unspool import (
+    APIMultiTurnRollout,
+    Cause,
+    ChatTemplate,
+    Limits,
+    MultiTurnRollout,
+    OpenAI,
+    SamplingParams,
+    Tool,
+    ToolManager,
+    tool,
+)
 from unspool.cli import app
 from unspool.cli.config import RunConfig, load_config
 from unspool.cli.summary import summarise
@@ -264,6 +275,13 @@ _NAMED: dict[str, Callable[[], set[str]]] = {
     "docs/templates.md": lambda: (parameters(ChatTemplate.__init__) | set(PARSERS)) - {"tokenizer_or_name"},
     "docs/engines.md": of_torch_engine,
     "docs/minimind.md": of_minimind,
+    "docs/api.md": lambda: (
+        parameters(OpenAI.__init__)
+        | parameters(APIMultiTurnRollout.__init__)
+        | parameters(APIMultiTurnRollout.__call__)
+        | set(get_args(StopReason))
+        | {"usage", "return_token_ids"}
+    ),
     "docs/concepts.md": lambda: {str(cause) for cause in Cause},
     "README.md": lambda: set(get_args(StopReason)) | set(a_whole_trajectory()),
     "README.zh-CN.md": lambda: set(get_args(StopReason)) | set(a_whole_trajectory()),
