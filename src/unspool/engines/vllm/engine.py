@@ -13,6 +13,7 @@ What this module promises:
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Mapping
 from contextlib import aclosing
@@ -240,6 +241,8 @@ class VLLMEngine(EngineBase):
             if made.llm.output_handler is not None:
                 made.llm.output_handler.cancel()  # it would take the end of the engine core for its death, and say so
             await run_in_thread(made.llm.shutdown)
+            del made
+            gc.collect()  # an AsyncLLM lies in cycles, and what it holds would stay until one is looked for
 
     async def _pause(self) -> None:
         made = await self._ready()

@@ -51,7 +51,9 @@ class Made:
         """
         llm = given
         if llm is None and loaded_from is not None:
-            llm = await run_in_thread(_make, *loaded_from, adapters)
+            made: list[Any] = []  # no result: vLLM keeps the frames that it was loaded from, and these their results
+            await run_in_thread(_make, made, *loaded_from, adapters)
+            llm = made.pop()
         adapters.check(llm.vllm_config)
         return cls(llm, llm.vllm_config)
 
@@ -112,7 +114,7 @@ def structured(wanted: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def _make(path: str, options: dict[str, Any], adapters: Adapters) -> Any:
+def _make(made: list[Any], path: str, options: dict[str, Any], adapters: Adapters) -> None:
     with quiet_vllm():
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -120,6 +122,6 @@ def _make(path: str, options: dict[str, Any], adapters: Adapters) -> Any:
         options = dict(options)
         arguments = engine_arguments(path, adapters.folders, options.pop("dtype"), options)
         try:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+            made.append(AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)))
         except Exception as error:
             raise EngineError(f"vLLM could not load {path!r}: {error}") from error
