@@ -45,12 +45,16 @@ def processed(body: dict[str, Any]) -> dict[str, Any]:
     """The likeliest first token, as a server says that applies every parameter."""
     value = {0.5: -0.1, 2.0: -2.0}.get(body["temperature"], -1.0)
     value = 0.0 if body["top_k"] == 1 else -3.0 if body["repetition_penalty"] < 1 else value
-    return completion("3", logprobs={"content": [{"top_logprobs": [{"logprob": -9.0}, {"logprob": value}]}]})
+    return likely(-9.0, value)
+
+
+def likely(*values: float) -> dict[str, Any]:
+    return completion("3", logprobs={"content": [{"top_logprobs": [{"logprob": value} for value in values]}]})
 
 
 def raw(body: dict[str, Any]) -> dict[str, Any]:
     """The same of a server that gives the model's own values, whatever the parameters."""
-    return completion("3", logprobs={"content": [{"top_logprobs": [{"logprob": -1.0}]}]})
+    return likely(-1.0, -2.0)
 
 
 class Recording(ChatAPI):
@@ -226,7 +230,30 @@ def test_a_server_is_probed_once() -> None:
     with server, APIMultiTurnRollout(server.api(), ToolManager([look]), progress=False, extra_body=IDS) as rollout:
         rollout([HI] * 8)
         rollout([HI], sampling_params={"temperature": 0.5})
-    assert server.probes == 5
+    assert server.probes == 6
+
+
+def test_a_prompt_that_leaves_no_choice_tells_nothing_and_another_is_taken() -> None:
+    asked: list[str] = []
+
+    def probe(body: dict[str, Any]) -> dict[str, Any]:
+        asked.append(body["messages"][0]["content"])
+        if len(asked) == 1:
+            return likely(-0.001, -7.0)  # certain
+        return likely(-1.0, -1.0) if len(asked) == 2 else processed(body)  # a tie, of which top-k keeps both
+
+    server = Recording(turn(USER + GO, A1 + CLOSE), probe=probe)
+    out = run(server, sampling_params={"temperature": 0.5, "top_k": 5, "repetition_penalty": 1.1})
+    assert out["error"] is None
+    assert len(asked) == 8
+    assert len(set(asked)) == 3
+    assert set(asked[2:]) == {asked[2]}
+
+
+def test_a_server_without_log_probabilities_is_an_error_with_the_remedy() -> None:
+    out = run(Recording(turn(USER + GO, A1 + CLOSE), probe=lambda body: completion("3")))
+    assert out["stop_reason"] == "api_error"
+    assert "no log-probabilities where some were asked for; put 'logprobs': False into extra_body" in out["error"]
 
 
 @pytest.mark.parametrize(

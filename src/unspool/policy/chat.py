@@ -8,10 +8,11 @@ messages only, since text cannot be made into the tokens that were sampled. Wher
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from unspool.engines.meaning import probe_meaning
+from unspool.engines.meaning import LogprobMeaning, probe_meaning
 from unspool.policy.extra import Extra, check_extra, extra_of, merged
 from unspool.policy.openai import OpenAI
 from unspool.policy.protocol import Turn
@@ -23,7 +24,16 @@ from unspool.types import EngineError, InvalidTypeError, InvalidValueError, Mess
 _OF_THE_CONVERSATION: Final = ("messages", "stream")
 _SEEDS: Final = 2**31
 """Servers take a seed below this one, whatever the width of theirs."""
-_PROBE: Final = [{"role": "user", "content": "3 5 7 3 5 7 3 5"}]
+_PROBES: Final = (
+    "Pick any word of these: one two three four five six seven eight nine ten.",
+    "Write something.",
+    "3 5 7 3 5 7 3 5",
+    "Name a colour, a number and a city.",
+)
+"""Prompts to find out by what a server's log-probabilities are of."""
+_OPEN: Final = 0.1
+"""A prompt serves where the likeliest first token is as far as this from certain, and from the second likeliest (of two
+that are equal, top-k keeps both)."""
 
 
 class ChatPolicy:
@@ -164,19 +174,34 @@ class ChatPolicy:
         if self.api.meaning is None:
             async with self.api.lock:
                 if self.api.meaning is None:
-                    self.api.meaning = await probe_meaning(self._likeliest)
+                    self.api.meaning = await self._probe()
         check_meaning(self.api.meaning, body)
 
-    async def _likeliest(self, params: SamplingParams) -> float:
-        body = {"messages": _PROBE, **_sampling(params, everything=True), "top_logprobs": 2}
-        choice = first_choice(await self.api.complete(body))
+    async def _probe(self) -> LogprobMeaning:
+        for prompt in _PROBES:
+            first, second = (await self._likely(prompt, SamplingParams(max_tokens=1, temperature=0)))[:2]
+            if first < -_OPEN and first - second > _OPEN:
+                break
+
+        async def likeliest(params: SamplingParams) -> float:
+            return (await self._likely(prompt, params))[0]
+
+        return await probe_meaning(likeliest)
+
+    async def _likely(self, prompt: str, params: SamplingParams) -> list[float]:
+        """Log-probabilities of first tokens behind a prompt, from the likeliest on; two where the sampled one is it."""
+        body = {"messages": [{"role": "user", "content": prompt}], **_sampling(params, everything=True)}
+        choice = first_choice(await self.api.complete({**body, "top_logprobs": 2}))
         try:
-            return max(float(entry["logprob"]) for entry in choice["logprobs"]["content"][0]["top_logprobs"])
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+            [token] = choice["logprobs"]["content"]
+            values = [float(entry["logprob"]) for entry in token["top_logprobs"]]
+            first, *others = sorted(values, reverse=True)
+        except (KeyError, TypeError, ValueError) as error:
             raise EngineError(
                 "the API returned no log-probabilities where some were asked for; put 'logprobs': False into "
                 "extra_body to record without them"
             ) from error
+        return [first, *others, -math.inf]
 
 
 NO_CAP: Final = (

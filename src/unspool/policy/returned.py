@@ -23,7 +23,15 @@ logger = logging.getLogger("unspool")
 ASKED: Final = "return_token_ids"
 """The key of a request that asks for ids."""
 
-_SHAPING: Final = ("min_p", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_tokens")
+_SHAPING: Final = (
+    "allowed_token_ids",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "bad_words",
+    "min_tokens",
+)
 _SAMPLING: Final = tuple(
     field.name
     for field in fields(SamplingParams)
