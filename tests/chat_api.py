@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import socket
 import threading
@@ -51,6 +52,7 @@ class ChatAPI:
     Attributes:
         bodies, headers: of the requests for completions, in their order.
         connections: how many were open at once at most.
+        hung_up: released for each request that its client gave up.
     """
 
     def __init__(self, script: Script | Iterable[Reply]) -> None:
@@ -59,6 +61,7 @@ class ChatAPI:
         self.headers: list[dict[str, str]] = []
         self.texts: Callable[[list[int]], str] | None = None
         self.connections = 0
+        self.hung_up = threading.Semaphore(0)
 
     def api(self, **options: Any) -> OpenAI:
         options = {"client_kwargs": {"max_retries": 0}, "api_key": "a key", **options}
@@ -87,9 +90,18 @@ class ChatAPI:
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
         reply = self.script(body)
-        if asyncio.iscoroutine(reply):
-            reply = await reply
-        return reply if isinstance(reply, Response) else JSONResponse(reply)
+        if inspect.isawaitable(reply):
+            said, gone = asyncio.ensure_future(reply), asyncio.ensure_future(request.receive())
+            await asyncio.wait([said, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not said.done():
+                said.cancel()
+                self.hung_up.release()
+                return Response()
+            gone.cancel()
+            reply = said.result()
+        if not isinstance(reply, Response):  # in ASCII: a lone surrogate comes as its escape
+            reply = Response(json.dumps(reply), media_type="application/json")
+        return reply
 
     async def _detokenize(self, request: Request) -> Response:
         if self.texts is None:

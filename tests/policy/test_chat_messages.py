@@ -117,6 +117,19 @@ def test_history_that_was_given_is_put_into_the_apis_form() -> None:
     ]
 
 
+def test_a_lone_surrogate_is_sent_as_the_replacement_character() -> None:
+    out, bodies = run(
+        completion("half \ud83d", tool_calls=[a_call("add", '{"a": "\\ud83d"}')]),
+        completion("ok"),
+        messages=[{"role": "user", "content": [{"type": "text", "text": "a \ud800 b, \U0001f600"}]}],
+    )
+    assert out["error"] is None
+    assert bodies[0]["messages"][0]["content"][0]["text"] == "a \ufffd b, \U0001f600"
+    assert bodies[1]["messages"][1]["content"] == "half \ufffd"
+    assert bodies[1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"a": "\ufffd"}'
+    assert out["messages"][1]["content"] == "half \ud83d"
+
+
 # ------------------------------------------------------------------ ids of calls
 
 

@@ -148,6 +148,12 @@ async def test_a_chat_policy_serves_run_episode() -> None:
     assert "seed" not in server.bodies[0]
 
 
+def test_log_probabilities_of_prompts_are_refused() -> None:
+    api = OpenAI("tiny", base_url="http://127.0.0.1:9/v1")
+    with pytest.raises(InvalidValueError, match="prompt_logprobs is 1, and a chat API gives none for prompts"):
+        APIMultiTurnRollout(api, sampling_params={"prompt_logprobs": 1})
+
+
 async def test_what_a_policy_of_texts_cannot_do_it_says() -> None:
     policy = ChatPolicy(OpenAI("tiny", base_url="http://127.0.0.1:9/v1"))
     with pytest.raises(InvalidValueError, match="max_trajectory_tokens cannot be kept with an API"):

@@ -107,20 +107,13 @@ def test_a_tool_manager_that_raises_is_an_api_error_and_a_tool_that_raises_is_no
     assert (out["stop_reason"], out["tool_errors"][0]["kind"]) == ("stop", "exception")
 
 
-def test_the_other_ends_of_the_loop_are_there_too() -> None:
+def test_a_world_may_end_the_episode_and_reward_it() -> None:
     class Over(ToolManager):
         async def step(self, message: Any) -> Step:
             return Step(done=True, reward=1.0)
 
-    async def hangs(body: dict[str, Any]) -> dict[str, Any]:
-        await asyncio.sleep(30)
-        return ANSWER
-
     [out] = run([CALC], tools=Over([calculator]))
     assert (out["stop_reason"], out["reward"]) == ("env_done", 1.0)
-    [out] = run(hangs, limits=Limits(timeout=0.1))
-    assert how(out) == (0, "timeout", True)
-    assert out["timings"]["total"] < 5
 
 
 def test_one_bad_trajectory_is_its_own_error() -> None:
@@ -195,6 +188,32 @@ async def test_acall_keeps_the_order_and_stream_gives_what_is_ready() -> None:
         release.clear()
         assert [out["id"] async for out in rollout.stream(trajectories)] == ["quick", "slow"]
         await rollout.policy.close()
+
+
+async def test_cancelling_hangs_up_every_request_and_so_does_a_time_out() -> None:
+    begun = threading.Semaphore(0)
+
+    async def hangs(body: dict[str, Any]) -> dict[str, Any]:
+        begun.release()
+        await asyncio.sleep(30)
+        return ANSWER
+
+    with ChatAPI(hangs) as server:
+        rollout = APIMultiTurnRollout(server.api(), progress=False)
+        task = asyncio.ensure_future(rollout.acall([user("a"), user("b")]))
+        for _ in range(2):
+            assert await asyncio.to_thread(begun.acquire, timeout=10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        for _ in range(2):
+            assert await asyncio.to_thread(server.hung_up.acquire, timeout=10)
+        short = APIMultiTurnRollout(server.api(), progress=False, limits=Limits(timeout=0.1))
+        [out] = await short.acall([user()])
+        assert how(out) == (0, "timeout", True)
+        assert await asyncio.to_thread(server.hung_up.acquire, timeout=10)
+        await rollout.policy.close()
+        await short.policy.close()
 
 
 # ------------------------------------------------------------------ counters

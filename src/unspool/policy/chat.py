@@ -62,7 +62,7 @@ class ChatPolicy:
             raise InvalidTypeError(f"api must be an OpenAI(model, ...), not {type(api).__name__}")
         check_extra(extra_body, "extra_body")
         self.api = api
-        self.params = SamplingParams.of(params)
+        self.params = _possible(SamplingParams.of(params))
         self.extra_body = extra_body
         self.send_seed = send_seed
         self.chat_template_kwargs = dict(chat_template_kwargs or {})
@@ -157,7 +157,7 @@ class ChatPolicy:
         body: dict[str, Any] = {"messages": messages_to_send(messages)}
         if tools:
             body["tools"] = tools_to_send(tools)
-        body |= _sampling(params, everything=self.records)
+        body |= _sampling(_possible(params), everything=self.records)
         if self.send_seed or params.seed is not None:
             body["seed"] = seed % _SEEDS
         if "max_completion_tokens" in extra:
@@ -217,6 +217,14 @@ def _checked(extra: dict[str, Any]) -> dict[str, Any]:
     if extra.get("n", 1) != 1:
         raise InvalidValueError(f"n must be 1 in a rollout, not {extra['n']!r}; for groups use num_generations")
     return extra
+
+
+def _possible(params: SamplingParams) -> SamplingParams:
+    if params.prompt_logprobs is not None:
+        raise InvalidValueError(
+            f"prompt_logprobs is {params.prompt_logprobs}, and a chat API gives none for prompts; leave it None"
+        )
+    return params
 
 
 def _sampling(params: SamplingParams, *, everything: bool) -> dict[str, Any]:

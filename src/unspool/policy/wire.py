@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from unspool.template.encoding import replace_surrogates
 from unspool.types import EngineError, InvalidValueError, Message, MessageDict, ToolCall, ToolInfo, decode_arguments
 
 _SENT: Final = {
@@ -45,8 +46,22 @@ def messages_to_send(messages: Sequence[MessageDict]) -> list[dict[str, Any]]:
                 out["tool_call_id"] = open_ids.pop(0)
             elif given in open_ids:
                 open_ids.remove(given)
-        sent.append(out)
+        sent.append({key: _encodable(value) for key, value in out.items()})
     return sent
+
+
+def _encodable(value: Any) -> Any:
+    """A value whose texts can be written as UTF-8: a lone surrogate in them becomes U+FFFD."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return replace_surrogates(value)
+    elif isinstance(value, Mapping):
+        return {key: _encodable(inner) for key, inner in value.items()}
+    elif isinstance(value, (list, tuple)):
+        return [_encodable(inner) for inner in value]
+    return value
 
 
 def _call_to_send(call: Mapping[str, Any], new_id: str) -> dict[str, Any]:
