@@ -14,6 +14,7 @@ from rich.console import Console
 from tests.chat_api import ChatAPI, a_call, completion
 from unspool import APIMultiTurnRollout, Limits, RolloutStats, SamplingParams, Step, ToolManager, calculator
 from unspool.cli.show import show
+from unspool.cli.summary import summarise
 from unspool.data import read_jsonl, read_parquet, write_jsonl, write_parquet
 from unspool.trace import read_trace
 
@@ -229,6 +230,12 @@ def test_usage_is_summed_over_the_turns_nested_counters_too() -> None:
         "prompt_tokens_details": {"cached_tokens": 11},
     }
     assert (stats.tokens, stats.done, stats.stop_reasons) == (12, 1, {"stop": 1})
+
+
+def test_a_summary_counts_the_tokens_that_the_api_counted() -> None:
+    outs, _, stats = ran([CALC, ANSWER])
+    summary = summarise(outs, stats)
+    assert (summary["trajectories"], summary["sampled_tokens"]) == (1, 8)
 
 
 def test_an_api_that_counts_nothing_gives_no_usage() -> None:

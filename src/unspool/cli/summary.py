@@ -63,7 +63,11 @@ def _share(part: float, whole: int) -> float:
 
 
 def _sampled(trajectory: Trajectory) -> int:
-    return sum(span["length"] for span in trajectory["spans"] if span["origin"] == "sampled")
+    """Tokens that were sampled: as recorded, or as an API counted them."""
+    if "spans" in trajectory:
+        return sum(span["length"] for span in trajectory["spans"] if span["origin"] == "sampled")
+    counted = (trajectory.get("usage") or {}).get("completion_tokens", 0)
+    return int(counted)
 
 
 def _call_turns(trajectory: Trajectory) -> int:
