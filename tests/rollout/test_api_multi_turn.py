@@ -172,22 +172,23 @@ def test_inputs_are_not_changed() -> None:
 # ------------------------------------------------------------------ the other entries
 
 
-async def test_acall_keeps_the_order_and_stream_gives_what_is_ready() -> None:
+async def test_stream_gives_what_is_ready_and_acall_keeps_the_order() -> None:
     release = threading.Event()  # the server has a loop of its own
 
     async def script(body: dict[str, Any]) -> dict[str, Any]:
         if body["messages"][0]["content"] == "slow":
             await asyncio.to_thread(release.wait, 30)
-        else:
-            release.set()
-        return completion(body["messages"][0]["content"])
+        return ANSWER
 
     trajectories = [user("slow", id="slow"), user("quick", id="quick")]
     with ChatAPI(script) as server:
         rollout = APIMultiTurnRollout(server.api(), progress=False)
+        ended = []
+        async for out in rollout.stream(trajectories):
+            ended.append(out["id"])
+            release.set()
+        assert ended == ["quick", "slow"]
         assert [out["id"] for out in await rollout.acall(trajectories)] == ["slow", "quick"]
-        release.clear()
-        assert [out["id"] async for out in rollout.stream(trajectories)] == ["quick", "slow"]
         await rollout.policy.close()
 
 
