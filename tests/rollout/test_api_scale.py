@@ -15,6 +15,7 @@ class Threads:
     """The most threads that there were, looked at all the time."""
 
     def __enter__(self) -> Threads:
+        self.before = threading.active_count()  # some of them idle, kept for later tools
         self.most, self._over = 0, threading.Event()
         self._thread = threading.Thread(target=self._look)
         self._thread.start()
@@ -60,7 +61,7 @@ def test_200_trajectories_on_concurrency_64_use_64_connections_and_80_threads_at
     assert len(server.bodies) == 400
     assert most <= 64
     assert server.connections <= 64
-    assert threads.most <= 80
+    assert threads.most - threads.before <= 80
 
 
 def test_the_default_is_eight_at_once() -> None:
