@@ -21,7 +21,7 @@ from tests.small import by_session, small_template, small_tokenizer
 from unspool import GenerateRequest
 from unspool.cli import app
 from unspool.cli.config import ModelConfig, load_config
-from unspool.cli.loading import load_engine
+from unspool.cli.loading import load_torch
 from unspool.cli.run import run
 from unspool.data import read_jsonl, read_parquet, write_parquet
 from unspool.trace import read_trace
@@ -234,7 +234,7 @@ def test_a_name_that_the_hub_does_not_give_is_asked_for_once(tmp_path: Path, mon
     )
     assert asked == ["owner/model"]
     with pytest.raises(InvalidValueError, match=r"model\.adapter: owner/lora is neither"):
-        load_engine(ModelConfig(adapter="owner/lora"), str(tmp_path))
+        load_torch(ModelConfig(adapter="owner/lora"), str(tmp_path))
     (tmp_path / "snapshot").mkdir()
     kept[0] = str(tmp_path / "snapshot/config.json")
     assert str(tmp_path / "snapshot") in refused(tmp_path, **{"model.path": "owner/model"})

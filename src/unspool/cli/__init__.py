@@ -70,6 +70,15 @@ def keys_command() -> None:
     show_keys()
 
 
+@app.command("engines")
+def engines_command() -> None:
+    """List what can sample (engine: ... in a configuration), and how to install what is not."""
+    with _told():
+        from unspool.cli.engines import show_engines
+
+        show_engines()
+
+
 @app.command("show")
 def show_command(
     file: Annotated[

@@ -36,6 +36,43 @@ class ModelConfig(_Section):
     )
 
 
+class VLLMConfig(_Section):
+    """vLLM in this process (engine: vllm); the model and its dtype are those of `model`."""
+
+    max_model_len: int | None = Field(None, ge=1, description="most tokens of a conversation; null: the model's own")
+    gpu_memory_utilization: float | None = Field(
+        None, gt=0, le=1, description="share of the GPU's memory that vLLM takes; null: vLLM's own"
+    )
+    sessions: Literal["cache", "resumable"] = Field(
+        "cache", description="find the past of a turn in the prefix cache, or keep conversations open between turns"
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="further arguments of vLLM's AsyncEngineArgs")
+
+
+class ServerConfig(_Section):
+    """Servers of vLLM or SGLang (engine: server); `model.path` names the tokenizer of what they serve."""
+
+    urls: list[str] = Field(default_factory=list, description="addresses, such as http://localhost:8000")
+    kind: Literal["vllm", "sglang"] = Field("vllm", description="what they run")
+    model: str | None = Field(None, description="its name there; null: the first that the server lists")
+    api_key_env: str | None = Field(None, description="environment variable that holds the key; null: none is sent")
+    max_episodes: int | Literal["auto"] | None = Field(
+        None, description="most conversations on a server; auto: by its own queue; null: no bound"
+    )
+    request_timeout: float = Field(3600.0, gt=0, description="seconds of a request")
+    start_timeout: float = Field(60.0, gt=0, description="seconds until a server has to be ready")
+    recover_timeout: float = Field(300.0, gt=0, description="seconds that a turn waits while no server is there")
+
+
+class APIConfig(_Section):
+    """An OpenAI-compatible chat API (engine: api), which gives messages and no tokens; `model` is not used."""
+
+    model: str | None = Field(None, description="its name there")
+    base_url: str | None = Field(None, description="such as http://localhost:8000/v1; null: OpenAI's")
+    api_key_env: str = Field("OPENAI_API_KEY", description="environment variable that holds the key")
+    max_retries: int = Field(2, ge=0, description="how often a request is tried again")
+
+
 class TemplateConfig(_Section):
     """The chat template, where it is not the model's own."""
 
@@ -73,6 +110,10 @@ class SamplingConfig(_Section):
     top_p: float = Field(1.0, gt=0, le=1, description="sample among the likeliest tokens of this share")
     repetition_penalty: float = Field(1.0, gt=0, description="above 1: tokens that were there become less likely")
     stop: list[str] = Field(default_factory=list, description="strings that end a turn")
+    extra: dict[str, Any] = Field(
+        default_factory=dict,
+        description="goes with every request: tool_choice, structured_outputs, adapter, ..., if the engine has it",
+    )
 
 
 class LimitsConfig(_Section):
@@ -101,7 +142,13 @@ class OutputConfig(_Section):
 class RunConfig(_Section):
     """All of `unspool run`."""
 
+    engine: Literal["torch", "vllm", "server", "api"] = Field(
+        "torch", description="what samples; `unspool engines` says which are installed"
+    )
     model: ModelConfig = ModelConfig()
+    vllm: VLLMConfig = VLLMConfig()
+    server: ServerConfig = ServerConfig()
+    api: APIConfig = APIConfig()
     template: TemplateConfig = TemplateConfig()
     tools: list[str] = Field(default_factory=list, description="import paths, such as unspool.world:calculator")
     tool_timeout: float = Field(30.0, gt=0, description="seconds a tool may take")
@@ -115,7 +162,7 @@ class RunConfig(_Section):
     sampling: SamplingConfig = SamplingConfig()
     limits: LimitsConfig = LimitsConfig()
     num_generations: int = Field(1, ge=1, description="rollouts of each prompt")
-    concurrency: int | None = Field(None, ge=1, description="most conversations at once; null: all")
+    concurrency: int | None = Field(None, ge=1, description="most conversations at once; null: all, 8 with an API")
     seed: int = Field(0, description="of the run")
     output: OutputConfig = OutputConfig()
 

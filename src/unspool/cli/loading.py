@@ -25,8 +25,8 @@ _NEEDED = {"path": "config.json", "adapter": "adapter_config.json"}
 _PATIENCE = 10.0  # seconds that the hub may take to say whether it has a model
 
 
-def check_model(config: ModelConfig) -> None:
-    """Refuse a model, an adapter or a device that there is not; loads and makes nothing."""
+def check_model(config: ModelConfig, *, device: bool = True) -> None:
+    """Refuse a model, an adapter or (where asked for) a device that there is not; loads and makes nothing."""
     for key, name in (("path", config.path), ("adapter", config.adapter)):
         if name is None or name == EMBEDDED:
             continue
@@ -37,7 +37,7 @@ def check_model(config: ModelConfig) -> None:
             raise InvalidValueError(
                 f"model.{key}: {name} is no folder; give the folder of one, {EMBEDDED!r}, or a name such as owner/model"
             )
-    if config.device is not None:
+    if device and config.device is not None:
         _check_device(config.device)
 
 
@@ -65,6 +65,13 @@ def model_folder(path: str) -> str:
     return _found("path", path)
 
 
+def adapter_folder(adapter: str | None) -> str | None:
+    """The folder (or hub name) of the adapter that a configuration names, if it names one."""
+    if adapter is None:
+        return None
+    return str(embedded_adapter()) if adapter == EMBEDDED else _found("adapter", adapter)
+
+
 def _found(key: str, name: str) -> str:
     """A folder, or a name that the hub has; else the folder of an earlier download.
 
@@ -89,8 +96,8 @@ def _found(key: str, name: str) -> str:
     return name
 
 
-def load_engine(config: ModelConfig, folder: str) -> TorchEngine:
-    """The engine that the configuration describes.
+def load_torch(config: ModelConfig, folder: str) -> TorchEngine:
+    """A `TorchEngine` of the model that the configuration describes.
 
     Raises:
         InvalidValueError: names the model, and what the libraries that load it say first.
@@ -100,8 +107,7 @@ def load_engine(config: ModelConfig, folder: str) -> TorchEngine:
     except ImportError as error:
         raise MissingExtraError(_NO_TORCH) from error
 
-    adapter = str(embedded_adapter()) if config.adapter == EMBEDDED else config.adapter
-    adapter = adapter and _found("adapter", adapter)
+    adapter = adapter_folder(config.adapter)
     options: dict[str, Any] = {} if config.max_batch_size is None else {"max_batch_size": config.max_batch_size}
     try:
         with quiet_transformers():

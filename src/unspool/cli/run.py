@@ -14,19 +14,22 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from unspool.cli.config import RunConfig
-from unspool.cli.loading import check_model, load_engine, load_template, model_folder, template_source
+from unspool.cli.engines import check_engine, extra_of_run, load_engine, make_api
+from unspool.cli.loading import load_template, model_folder, template_source
 from unspool.cli.output import TRACES, check_output, clear_output, write_output
 from unspool.cli.render import render_trajectory
 from unspool.cli.summary import reward_of, summarise, summary_table
 from unspool.cli.tasks import Reward, load_object, load_prompts, load_reward, load_world
 from unspool.engines.embedded import EMBEDDED
 from unspool.episode import Limits
-from unspool.rollout import MultiTurnRollout
+from unspool.rollout import APIMultiTurnRollout, MultiTurnRollout
+from unspool.rollout.driver import EpisodeRollout
 from unspool.trace import TraceWriter
 from unspool.types import InvalidValueError, RolloutInterrupted, SamplingParams, Trajectory
 from unspool.world import ToolManager
 from unspool.world.making import Given
 
+_API_CONCURRENCY = 8
 _ORDER = "_unspool_order"  # in a trajectory while it runs: the place of its prompt
 
 
@@ -40,9 +43,9 @@ def run(config: RunConfig, console: Console | None = None) -> list[Trajectory]:
     console = console or Console()
     parts = _prepare(config)
     output = config.output
-    folder = _folder(config, console)
-    noted = {"tokenizer": folder}
-    rollout = _rollout(config, parts, folder, console)
+    rollout, noted = (
+        _api_rollout(config, parts, console) if config.engine == "api" else _rollout(config, parts, console)
+    )
     with rollout:
         clear_output(output.dir)
         trace = TraceWriter(output.dir / TRACES, success_callback=_succeeded, metadata=noted) if output.traces else None
@@ -53,7 +56,8 @@ def run(config: RunConfig, console: Console | None = None) -> list[Trajectory]:
     write_output(config, results, summary, noted)
     if output.show:
         console.print()
-        render_trajectory(_most_telling(results), rollout.template, console=console)
+        template = rollout.template if isinstance(rollout, MultiTurnRollout) else None
+        render_trajectory(_most_telling(results), template, console=console)
     console.print(summary_table(summary))
     console.print(f"written to {output.dir}", markup=False)
     if len(results) < len(parts.prompts) * config.num_generations:
@@ -83,9 +87,10 @@ def _prepare(config: RunConfig) -> _Parts:
         world = load_world(config.env, config.env_args, config.env_timeout)
     elif config.tools:
         world = ToolManager([load_object(path) for path in config.tools], timeout=config.tool_timeout)
-    params, limits = SamplingParams(**config.sampling.model_dump()), Limits(**config.limits.model_dump())
+    params = SamplingParams(**config.sampling.model_dump(exclude={"extra"}))
+    limits = Limits(**config.limits.model_dump())
     template_source(config.template)
-    check_model(config.model)
+    check_engine(config)
     check_output(config.output)
     return _Parts(prompts, reward, world, params, limits)
 
@@ -96,11 +101,16 @@ def _folder(config: RunConfig, console: Console) -> str:
     return model_folder(config.model.path)
 
 
-def _rollout(config: RunConfig, parts: _Parts, folder: str, console: Console) -> MultiTurnRollout:
+def _rollout(config: RunConfig, parts: _Parts, console: Console) -> tuple[EpisodeRollout, dict[str, str]]:
+    """The rollout, and what is noted beside its trajectories."""
+    folder = _folder(config, console)
     template = load_template(config.template, folder)
-    console.print(f"loading {config.model.path} ({config.model.dtype})", markup=False)
-    return MultiTurnRollout(
-        load_engine(config.model, folder),
+    if config.engine == "server":
+        console.print(f"asking {', '.join(config.server.urls)}", markup=False)
+    else:
+        console.print(f"loading {config.model.path} ({config.model.dtype}, {config.engine})", markup=False)
+    rollout = MultiTurnRollout(
+        load_engine(config, folder),
         template,
         parts.world,
         parts.params,
@@ -108,10 +118,28 @@ def _rollout(config: RunConfig, parts: _Parts, folder: str, console: Console) ->
         seed=config.seed,
         num_generations=config.num_generations,
         concurrency=config.concurrency,
+        extra=extra_of_run(config),
     )
+    return rollout, {"tokenizer": folder}
 
 
-async def _collect(rollout: MultiTurnRollout, parts: _Parts, trace: TraceWriter | None) -> list[Trajectory]:
+def _api_rollout(config: RunConfig, parts: _Parts, console: Console) -> tuple[EpisodeRollout, dict[str, str]]:
+    api = make_api(config)
+    console.print(f"asking {config.api.base_url or 'the OpenAI API'} for {api.model}", markup=False)
+    rollout = APIMultiTurnRollout(
+        api,
+        parts.world,
+        parts.params,
+        concurrency=config.concurrency or _API_CONCURRENCY,
+        extra_body=extra_of_run(config),
+        limits=parts.limits,
+        seed=config.seed,
+        num_generations=config.num_generations,
+    )
+    return rollout, {}
+
+
+async def _collect(rollout: EpisodeRollout, parts: _Parts, trace: TraceWriter | None) -> list[Trajectory]:
     """All trajectories in order, each scored and traced as it ends."""
     results: list[tuple[int, Trajectory]] = []
     numbered = [{**prompt, _ORDER: index} for index, prompt in enumerate(parts.prompts)]  # ids need not tell them apart
