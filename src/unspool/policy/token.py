@@ -16,6 +16,7 @@ from typing import Any
 from unspool.engines.adapt import as_engine
 from unspool.engines.protocol import GenerateRequest, Generation
 from unspool.policy.extra import Extra, check_extra, extra_of, merged
+from unspool.policy.forcing import with_form
 from unspool.policy.matching import branch_cause, common_prefix
 from unspool.policy.protocol import Turn
 from unspool.record import Cause, Origin, Record, token_ids
@@ -56,7 +57,7 @@ class TokenPolicy:
         template: a ChatTemplate, or what makes one (a tokenizer or its name).
         params: defaults of `extend`.
         extra: goes with every request of the engine (`GenerateRequest.extra`), or a function of the turn (from 0) that
-            returns what goes with it.
+            returns what goes with it. `tool_choice` in it is carried out here: see `unspool.policy.forcing`.
     """
 
     records = True
@@ -128,8 +129,8 @@ class TokenPolicy:
         record, room = fed
         if room is not None:
             params = replace(params, max_tokens=min(params.max_tokens or room, room))
-        extra = extra_of(self.extra, record.turns)
         version, context = self.engine.version, record.lend_ids()
+        extra = with_form(extra_of(self.extra, record.turns), self.template, offered, context)
         request = GenerateRequest(context, params, session, seed, self.template.stop_token_ids, extra)
         generation = await self.engine.generate(request)
         self._check(generation, params.max_tokens)

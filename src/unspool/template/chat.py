@@ -27,6 +27,7 @@ from unspool.template.parsers import (
     TurnParser,
     choose_parser,
 )
+from unspool.template.parsers.forms import one_call
 from unspool.template.prompts import before_user, says, with_system
 from unspool.template.switches import check_switches, unread
 from unspool.template.thinking import CLOSE, OPEN, split_thinking
@@ -236,6 +237,11 @@ class ChatTemplate:
             found = replace(found, reasoning="\n".join(thoughts) if thoughts else None)
         calls = tuple(self._tool_call(call, ids, start, text) for call in found.calls)
         return Message(found.content, found.reasoning, calls)
+
+    def one_call(self, tools: Sequence[ToolInfo], prompt_ids: Sequence[int] | None = None) -> str:
+        """The form of a turn that is one call of one of these tools: see `unspool.template.parsers.forms.one_call`."""
+        thinking = self._thinking_is_open(prompt_ids)
+        return one_call(self.parser, self.source, tools, self._encoder.added.get, thinking=thinking)
 
     def _find_calls(self, text: str, ids: list[int], start: int, tools: Sequence[ToolInfo] | None) -> ParsedText:
         """The calls in `text` from `start` on; opening words that are tokens count where they stand as tokens."""
