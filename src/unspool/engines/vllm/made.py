@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
@@ -56,6 +57,15 @@ class Made:
             llm = made.pop()
         adapters.check(llm.vllm_config)
         return cls(llm, llm.vllm_config)
+
+    async def shut_down(self) -> None:
+        """End an `AsyncLLM` and its processes; from its own loop."""
+        llm, self.llm = self.llm, None
+        if llm.output_handler is not None:
+            llm.output_handler.cancel()  # before its socket closes: it would take that for a failure
+        await run_in_thread(llm.shutdown)
+        del llm
+        gc.collect()  # it is part of cycles, and logs an error where it goes with the interpreter
 
     def stream(self, turn: Turn) -> AsyncGenerator[Any, None]:
         """The outputs of a request of its own: one, the last."""

@@ -114,6 +114,7 @@ class Session:
         finally:
             self.fed.set()
             self.idle.set()
+        answer.cached = max(answer.cached, len(self.held) - 1)
         self.held = ids + answer.tokens
         return answer
 
