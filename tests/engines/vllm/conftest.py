@@ -29,6 +29,7 @@ def engine() -> Iterator[VLLMEngine]:
         adapters={ADAPTER: embedded_adapter()},
         dtype="bfloat16",
         sessions="resumable",
+        structured_outputs_config={"disable_any_whitespace": True},  # a small model would fill its turn with newlines
         max_model_len=2048,
         kv_cache_memory_bytes=2**30,
     )

@@ -95,8 +95,9 @@ async def test_structured_outputs_hold(engine: VLLMEngine, template: ChatTemplat
     )
     assert re.fullmatch("[0-9]{3}-[a-f]{2}<.im_end.>", template.tokenizer.decode(digits.tokens))
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
-    wanted = {"json": schema, "disable_any_whitespace": True}
-    made = await engine.generate(request(ids, max_tokens=40, temperature=1.5, extra={"structured_outputs": wanted}))
+    made = await engine.generate(
+        request(ids, max_tokens=40, temperature=1.5, extra={"structured_outputs": {"json": schema}})
+    )
     assert json.loads(template.tokenizer.decode(made.tokens, skip_special_tokens=True))["n"] in (1, 2)
     with pytest.raises(EngineError, match="structured_outputs must hold one of json, regex"):
         await engine.generate(request(ids, extra={"structured_outputs": {"xml": "a"}}))
