@@ -29,7 +29,8 @@ def engine() -> Iterator[VLLMEngine]:
         adapters={ADAPTER: embedded_adapter()},
         dtype="bfloat16",
         sessions="resumable",
-        structured_outputs_config={"disable_any_whitespace": True},  # a small model would fill its turn with newlines
+        # A small model would fill its turn with newlines where JSON allows them.
+        structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
         max_model_len=2048,
         kv_cache_memory_bytes=2**30,
     )
