@@ -49,6 +49,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "README.zh-CN.md", ROOT / "CONTRIBUTI
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 _ROOM = re.compile(r"`((?:src|tests|docs|examples|scripts|benchmarks)/[\w./-]*|[\w-]+\.(?:toml|txt)|Makefile|LICENSE)`")
 _REAL_MODEL = "ensure_embedded_model"
+_VLLM = "import VLLMEngine"
 
 
 def name_of(page: Path) -> str:
@@ -102,10 +103,15 @@ def each(language: str) -> list[Any]:
 # ------------------------------------------------------------------ examples
 
 
+def marks_of(page: Path) -> list[pytest.MarkDecorator]:
+    needs = {_REAL_MODEL: pytest.mark.slow, _VLLM: pytest.mark.vllm}
+    return [mark for name, mark in needs.items() if name in text_of(page)]
+
+
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if _REAL_MODEL in text_of(page) else [])
+        pytest.param(page, id=name_of(page), marks=marks_of(page))
         for page in PAGES
         if blocks(page, "python") and page.name != "README.zh-CN.md"
     ],
