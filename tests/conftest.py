@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Generator, Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,29 @@ def _no_skips(report: Any) -> None:
     if os.environ.get("CI") == "true" and report.outcome == "skipped" and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"skipped on CI, where nothing may be: {report.longrepr}"
+
+
+_NO_VLLM = "vLLM is not installed; `make test` installs its build for CPUs"
+
+
+class _WithoutVLLM(pytest.Module):
+    def collect(self) -> Any:
+        pytest.skip(_NO_VLLM, allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Modules that import vLLM are skipped whole where there is none."""
+    if module_path.parent.name == "vllm" and find_spec("vllm") is None:
+        return _WithoutVLLM.from_parent(parent, path=module_path)
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Single tests that start a vLLM are skipped where there is none."""
+    if find_spec("vllm") is None:
+        for item in items:
+            if item.get_closest_marker("vllm") is not None:
+                item.add_marker(pytest.mark.skip(reason=_NO_VLLM))
 
 
 @pytest.hookimpl(wrapper=True)

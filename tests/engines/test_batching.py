@@ -166,6 +166,13 @@ def test_an_ended_session_is_told_to_a_sampler_that_wants_to_know(caplog: pytest
     Batching(Echo()).end_session("a")
 
 
+def test_a_samplers_context_length_is_the_engines() -> None:
+    sampler = Echo()
+    assert Batching(sampler).context_length is None
+    sampler.context_length = 512  # type: ignore[attr-defined]
+    assert Batching(sampler).context_length == 512
+
+
 @pytest.mark.parametrize(
     "entries",
     [

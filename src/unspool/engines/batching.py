@@ -74,6 +74,12 @@ class Batching(EngineBase):
         """The sampler's own weight version, where it counts one."""
         return int(getattr(self.sampler, "version", 0))
 
+    @property
+    def context_length(self) -> int | None:  # type: ignore[override]
+        """The sampler's own, where it says one."""
+        length: int | None = getattr(self.sampler, "context_length", None)
+        return length
+
     async def generate(self, request: GenerateRequest) -> Generation:
         loop = asyncio.get_running_loop()
         queue = self._queues.setdefault(loop, _Queue())

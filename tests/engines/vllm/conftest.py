@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.engines.vllm.asking import ADAPTER
 from unspool import ChatTemplate
-from unspool.engines import VLLMEngine, VLLMSampler
 from unspool.engines.embedded import embedded_adapter, ensure_embedded_model
 from unspool.loop import run_sync
+
+if TYPE_CHECKING:  # where there is no vLLM, the modules of this folder are skipped
+    from unspool.engines import VLLMEngine, VLLMSampler
 
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
@@ -24,6 +27,8 @@ def engine() -> Iterator[VLLMEngine]:
 
     Shared: what a test changes it puts back, but for the version.
     """
+    from unspool.engines import VLLMEngine
+
     engine = VLLMEngine.from_pretrained(
         ensure_embedded_model(),
         adapters={ADAPTER: embedded_adapter()},
@@ -42,6 +47,8 @@ def engine() -> Iterator[VLLMEngine]:
 @pytest.fixture(scope="session")
 def sampler() -> Iterator[VLLMSampler]:
     """The same model in float32, behind vLLM's blocking interface."""
+    from unspool.engines import VLLMSampler
+
     sampler = VLLMSampler.from_pretrained(
         ensure_embedded_model(),
         adapters={ADAPTER: embedded_adapter()},
